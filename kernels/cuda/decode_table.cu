@@ -103,6 +103,15 @@ void send_all(const SlotDraft& draft, std::span<T> from, Buffer& to, Stream& str
   send_some(draft, from, static_cast<int>(from.size()), to, stream);
 }
 
+/// `count` numbers from number `at` on, whichever stream fed the GPU.
+template <class T>
+std::vector<T> read_back(const Buffer& from, size_t at, size_t count, const char* op) {
+  std::vector<T> numbers(count);
+  check(cudaDeviceSynchronize(), op);
+  copy_now(numbers.data(), reinterpret_cast<const T*>(from.data()) + at, count * sizeof(T));
+  return numbers;
+}
+
 /// Says how the rows of lanes' sides lie.
 void take_sides(std::span<const DeviceTail> tails, PlacedCopy& copy) {
   copy.sides.clear();
@@ -677,22 +686,15 @@ void DecodeTable::drop_least(Stream& stream) {
 
 std::vector<int> DecodeTable::came(int slot) const {
   const State& state = *state_;
-  std::vector<int> numbers(static_cast<size_t>(state.plan.lanes_of_slot()) *
-                           static_cast<size_t>(state.plan.load.weighed_rows));
-  const size_t at = static_cast<size_t>(slot) * numbers.size();
-  check(cudaDeviceSynchronize(), "DecodeTable::came");  // whichever stream fed it
-  copy_now(numbers.data(), reinterpret_cast<const int*>(state.came.data()) + at,
-           numbers.size() * sizeof(int));
-  return numbers;
+  const size_t of_slot = static_cast<size_t>(state.plan.lanes_of_slot()) *
+                         static_cast<size_t>(state.plan.load.weighed_rows);
+  return read_back<int>(state.came, static_cast<size_t>(slot) * of_slot, of_slot,
+                        "DecodeTable::came");
 }
 
 std::vector<int64_t> DecodeTable::gained_bytes() const {
-  const State& state = *state_;
-  std::vector<int64_t> bytes(static_cast<size_t>(state.plan.load.slots));
-  check(cudaDeviceSynchronize(), "DecodeTable::gained_bytes");  // whichever stream fed it
-  copy_now(bytes.data(), reinterpret_cast<const int64_t*>(state.gained_bytes.data()),
-           bytes.size() * sizeof(int64_t));
-  return bytes;
+  return read_back<int64_t>(state_->gained_bytes, 0, static_cast<size_t>(state_->plan.load.slots),
+                            "DecodeTable::gained_bytes");
 }
 
 void DecodeTable::put_weights(std::span<const float> weights, float* to) const {
@@ -728,11 +730,9 @@ bool DecodeTable::attends_in_place(int layer) const noexcept {
 uint64_t DecodeTable::version() const noexcept { return state_->versions[state_->step.size()]; }
 
 int64_t DecodeTable::guarded_remaps(int layer) const {
-  unsigned long long count = 0;
-  check(cudaDeviceSynchronize(), "DecodeTable::guarded_remaps");  // whichever stream fed it
-  copy_now(&count, reinterpret_cast<unsigned long long*>(state_->clamped.data()) + layer,
-           sizeof count);
-  return static_cast<int64_t>(count);
+  const auto count = read_back<unsigned long long>(state_->clamped, static_cast<size_t>(layer), 1,
+                                                   "DecodeTable::guarded_remaps");
+  return static_cast<int64_t>(count[0]);
 }
 
 }  // namespace kvlm

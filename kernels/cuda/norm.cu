@@ -14,14 +14,16 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-/// The sum over a block, in every thread. `warp_sums` (kWarps,) is free again after the next
+/// The sum over a block of kWarps warps, in every thread. `warp_sums` is free again after the next
 /// barrier.
-__device__ float block_sum(float x, float* warp_sums) {
+template <int kWarps>
+__device__ float block_sum(float x, float (&warp_sums)[kWarps]) {
   x = warp_sum(x);
   __syncthreads();
   if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = x;
   __syncthreads();
   float sum = 0;
+#pragma unroll
   for (int i = 0; i < kWarps; ++i) sum += warp_sums[i];
   return sum;
 }
@@ -128,18 +130,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// The sum over kRowThreads threads, in every one; `warp_sums` as block_sum().
-__device__ float row_sum(float x, float* warp_sums) {
-  x = warp_sum(x);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = x;
-  __syncthreads();
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < kRowThreads / 32; ++i) sum += warp_sums[i];
-  return sum;
-}
-
 /// y = norm(x + kAddends addends) of row blockIdx.x, which the block holds meanwhile: kGroups
 /// groups of kWidth columns a thread. y may be null.
 template <class Y, class P, int kWidth, int kGroups, int kAddends>
@@ -173,7 +163,7 @@ __global__ void __launch_bounds__(kRowThreads) add_norm_rows(Y* y, float* x, Add
   }
   if (y == nullptr) return;
   const auto dim = static_cast<float>(args.dim);
-  const float mean = args.bias == nullptr ? 0.0f : row_sum(sum, warp_sums) / dim;
+  const float mean = args.bias == nullptr ? 0.0f : block_sum(sum, warp_sums) / dim;
   float squares = 0;
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
@@ -184,7 +174,7 @@ __global__ void __launch_bounds__(kRowThreads) add_norm_rows(Y* y, float* x, Add
       squares += d * d;
     }
   }
-  const float inverse = 1.0f / sqrtf(row_sum(squares, warp_sums) / dim + args.eps);
+  const float inverse = 1.0f / sqrtf(block_sum(squares, warp_sums) / dim + args.eps);
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
     const int i = first + group * kStep;
