@@ -295,43 +295,29 @@ class BlockReader {
 
 // --------------------------------------------------------------------------- queries, four at most
 
-template <class T, int kQueries>
-void score_some(const std::byte* keys, size_t width, size_t rows, const float* q,
-                TileScores& scores) {
+/// scores.of[i][r] = q_i . K_r of at most kQueries queries and kTileRows dense rows.
+template <class T, int kQueries = kMaxQueries>
+void score(const std::byte* keys, size_t width, size_t rows, const float* q, size_t queries,
+           TileScores& scores) {
+  if constexpr (kQueries > 1) {
+    if (queries < kQueries) return score<T, kQueries - 1>(keys, width, rows, q, queries, scores);
+  }
   const RowSource<T> source({keys, keys, kDTypeOf<T>, static_cast<int64_t>(rows)}, width);
   source.template score_tile<kQueries>(0, rows, q, scores);
 }
 
-/// scores.of[i][r] = q_i . K_r of at most kMost queries and kTileRows dense rows.
-template <class T>
-void score(const std::byte* keys, size_t width, size_t rows, const float* q,
-           [[maybe_unused]] size_t queries, TileScores& scores) {
-#if HWY_TARGET != HWY_SCALAR
-  if (queries == 2) return score_some<T, 2>(keys, width, rows, q, scores);
-  if (queries == 3) return score_some<T, 3>(keys, width, rows, q, scores);
-  if (queries == 4) return score_some<T, 4>(keys, width, rows, q, scores);
-#endif
-  score_some<T, 1>(keys, width, rows, q, scores);
-}
-
-template <class T, int kQueries>
-void accumulate_some(const std::byte* values, size_t width, size_t rows, const TileScores& weights,
-                     float* out) {
+/// out_i += sum_r weights.of[i][r] V_r of at most kQueries queries and kTileRows dense rows.
+template <class T, int kQueries = kMaxQueries>
+void accumulate(const std::byte* values, size_t width, size_t rows, const TileScores& weights,
+                size_t queries, float* out) {
+  if constexpr (kQueries > 1) {
+    if (queries < kQueries) {
+      return accumulate<T, kQueries - 1>(values, width, rows, weights, queries, out);
+    }
+  }
   constexpr float kKeep[] = {1, 1, 1, 1};
   const RowSource<T> source({values, values, kDTypeOf<T>, static_cast<int64_t>(rows)}, width);
   source.template accumulate_tile<kQueries>(0, rows, weights, kKeep, out);
-}
-
-/// out_i += sum_r weights.of[i][r] V_r of at most kMost queries and kTileRows dense rows.
-template <class T>
-void accumulate(const std::byte* values, size_t width, size_t rows, const TileScores& weights,
-                [[maybe_unused]] size_t queries, float* out) {
-#if HWY_TARGET != HWY_SCALAR
-  if (queries == 2) return accumulate_some<T, 2>(values, width, rows, weights, out);
-  if (queries == 3) return accumulate_some<T, 3>(values, width, rows, weights, out);
-  if (queries == 4) return accumulate_some<T, 4>(values, width, rows, weights, out);
-#endif
-  accumulate_some<T, 1>(values, width, rows, weights, out);
 }
 
 // ----------------------------------------------------------------------------------------- scores

@@ -108,6 +108,7 @@ HWY_EXPORT(sum_tile);
 namespace {
 
 constexpr size_t kConvertedKeys = 256;
+constexpr size_t kWantedTasks = 64;
 
 size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
 
@@ -117,37 +118,25 @@ struct SumJob {
   std::span<const KeyValueRows> past;
   SummedRows summed;
   float scale;
-  size_t n = 0, q_heads = 0, kv_heads = 0, q_per_kv = 0, dim = 0;
-  size_t columns = 0;    // of a kv_head
-  size_t past_rows = 0;  // of them
-  size_t pairs = 0;      // (query, head) pairs of one kv_head
-  size_t tiles = 0;      // of them
-  size_t tasks = 0;      // of a kv_head
-  size_t stride = 0;     // from row to row of scores
+  size_t columns;  // of a kv_head
 
+  size_t n() const { return static_cast<size_t>(q.shape()[0]); }
+  size_t dim() const { return static_cast<size_t>(q.shape()[2]); }
+  size_t q_heads() const { return static_cast<size_t>(q.shape()[1]); }
+  size_t kv_heads() const { return static_cast<size_t>(k.shape()[1]); }
+  size_t q_per_kv() const { return q_heads() / kv_heads(); }
   size_t first() const { return static_cast<size_t>(summed.first); }
+  size_t past_rows() const { return columns - n(); }
+  size_t pairs() const { return (n() - first()) * q_per_kv(); }  // (query, head), of a kv_head
+  size_t tiles() const { return divide_up(pairs(), kSumRows); }
+  /// A task takes every tasks-th tile of a head, early (short) and late (long) ones alike, and sums
+  /// them for itself. Sizes alone decide how many there are, hence the order of all sums.
+  size_t tasks() const { return std::min(tiles(), divide_up(kWantedTasks, kv_heads())); }
+  size_t stride() const { return divide_up(columns, kSumAlign) * kSumAlign; }
   size_t scratch_bytes() const {
-    return ((kSumRows + 1) * stride + (kSumRows + kConvertedKeys) * dim) * sizeof(float);
+    return ((kSumRows + 1) * stride() + (kSumRows + kConvertedKeys) * dim()) * sizeof(float);
   }
 };
-
-/// Works out what follows from the operands of `job`.
-void divide(SumJob& job, size_t all_columns) {
-  job.n = static_cast<size_t>(job.q.shape()[0]);
-  job.q_heads = static_cast<size_t>(job.q.shape()[1]);
-  job.kv_heads = static_cast<size_t>(job.k.shape()[1]);
-  job.q_per_kv = job.q_heads / job.kv_heads;
-  job.dim = static_cast<size_t>(job.q.shape()[2]);
-  job.columns = all_columns / job.kv_heads;
-  job.past_rows = job.columns - job.n;
-  job.pairs = (job.n - job.first()) * job.q_per_kv;
-  job.tiles = divide_up(job.pairs, kSumRows);
-  // A task takes every tasks-th tile of a head, early (short) and late (long) ones alike, and sums
-  // them for itself. Sizes alone decide how many tasks there are, hence the order of all sums.
-  constexpr size_t kWantedTasks = 64;
-  job.tasks = std::min(job.tiles, divide_up(kWantedTasks, job.kv_heads));
-  job.stride = divide_up(job.columns, kSumAlign) * kSumAlign;
-}
 
 /// Sums of one kv_head over the tiles of one task.
 struct Partial {
@@ -164,9 +153,9 @@ struct TileSpace {
 
   TileSpace(const SumJob& job, std::byte* scratch)
       : scores(reinterpret_cast<float*>(scratch)),
-        sums(scores + kSumRows * job.stride),
-        queries(sums + job.stride),
-        keys(queries + kSumRows * job.dim) {}
+        sums(scores + kSumRows * job.stride()),
+        queries(sums + job.stride()),
+        keys(queries + kSumRows * job.dim()) {}
 };
 
 /// Pairs [begin, begin + rows) of a kv_head.
@@ -180,16 +169,18 @@ struct PairTile {
 PairTile load_tile(const SumJob& job, size_t head, size_t number, float* queries) {
   PairTile tile;
   tile.begin = number * kSumRows;
-  tile.rows = std::min(kSumRows, job.pairs - tile.begin);
+  tile.rows = std::min(kSumRows, job.pairs() - tile.begin);
   const size_t first = job.first();
+  const size_t per_kv = job.q_per_kv();
+  const size_t dim = job.dim();
   for (size_t r = 0; r < tile.rows; ++r) {
-    const size_t query = first + (tile.begin + r) / job.q_per_kv;
-    const size_t q_head = head * job.q_per_kv + (tile.begin + r) % job.q_per_kv;
-    const float* from = job.q.as<float>() + (query * job.q_heads + q_head) * job.dim;
-    for (size_t c = 0; c < job.dim; ++c) queries[r * job.dim + c] = from[c] * job.scale;
-    tile.seen[r] = job.past_rows + query + 1;
+    const size_t query = first + (tile.begin + r) / per_kv;
+    const size_t q_head = head * per_kv + (tile.begin + r) % per_kv;
+    const float* from = job.q.as<float>() + (query * job.q_heads() + q_head) * dim;
+    for (size_t c = 0; c < dim; ++c) queries[r * dim + c] = from[c] * job.scale;
+    tile.seen[r] = job.past_rows() + query + 1;
     tile.weight[r] = summed_weight(job.summed.newest_weight, static_cast<int64_t>(query - first),
-                                   static_cast<int64_t>(job.n - first));
+                                   static_cast<int64_t>(job.n() - first));
   }
   return tile;
 }
@@ -197,28 +188,28 @@ PairTile load_tile(const SumJob& job, size_t head, size_t number, float* queries
 /// Scores of the columns that a tile sees.
 void score_tile(const SumJob& job, size_t head, const PairTile& tile, const TileSpace& space) {
   const auto score = [&](size_t column, const float* keys, size_t key_stride, size_t count) {
-    multiply({space.scores + column, job.stride}, {space.queries, job.dim}, {keys, key_stride},
-             tile.rows, count, job.dim, /*add=*/false);
+    multiply({space.scores + column, job.stride()}, {space.queries, job.dim()}, {keys, key_stride},
+             tile.rows, count, job.dim(), /*add=*/false);
   };
-  const size_t runs = job.past.size() / job.kv_heads;
+  const size_t runs = job.past.size() / job.kv_heads();
   size_t column = 0;
   for (const KeyValueRows& run : job.past.subspan(head * runs, runs)) {
     const auto run_rows = static_cast<size_t>(run.rows);
     if (run.dtype == DType::kF32 && run_rows > 0) {
-      score(column, reinterpret_cast<const float*>(run.keys), job.dim, run_rows);
+      score(column, reinterpret_cast<const float*>(run.keys), job.dim(), run_rows);
     } else {
       for (size_t i = 0; i < run_rows; i += kConvertedKeys) {
         const size_t count = std::min(kConvertedKeys, run_rows - i);
         convert_elements(reinterpret_cast<std::byte*>(space.keys), DType::kF32,
-                         run.keys + i * job.dim * dtype_bytes(run.dtype), run.dtype,
-                         count * job.dim);
-        score(column + i, space.keys, job.dim, count);
+                         run.keys + i * job.dim() * dtype_bytes(run.dtype), run.dtype,
+                         count * job.dim());
+        score(column + i, space.keys, job.dim(), count);
       }
     }
     column += run_rows;
   }
-  score(column, job.k.as<float>() + head * job.dim, job.kv_heads * job.dim,
-        tile.seen[tile.rows - 1] - job.past_rows);
+  score(column, job.k.as<float>() + head * job.dim(), job.kv_heads() * job.dim(),
+        tile.seen[tile.rows - 1] - job.past_rows());
 }
 
 /// Adds the weights of a tile that has been scored.
@@ -227,16 +218,17 @@ void add_tile(const SumJob& job, const PairTile& tile, const TileSpace& space, b
   const size_t last = tile.seen[tile.rows - 1];
   size_t small[kSumRows] = {};
   HWY_DYNAMIC_DISPATCH(sum_tile)
-  (space.scores, job.stride, tile.seen, tile.weight, tile.rows,
+  (space.scores, job.stride(), tile.seen, tile.weight, tile.rows,
    divide_up(last, kSumAlign) * kSumAlign, space.sums, count_small ? small : nullptr);
   for (size_t j = 0; j < last; ++j) partial.sums[j] += static_cast<double>(space.sums[j]);
-  for (size_t r = 0; r < tile.rows; ++r) partial.small[(tile.begin + r) % job.q_per_kv] += small[r];
+  for (size_t r = 0; r < tile.rows; ++r)
+    partial.small[(tile.begin + r) % job.q_per_kv()] += small[r];
 }
 
 /// Adds what the tasks of a head have summed.
 void add_partials(const SumJob& job, size_t head, std::span<const Partial> partials,
                   const ColumnSums& result) {
-  const double share = 1 / static_cast<double>(job.q_per_kv);
+  const double share = 1 / static_cast<double>(job.q_per_kv());
   double* to = result.sums.data() + head * job.columns;
   for (size_t j = 0; j < job.columns; ++j) {
     double sum = 0;
@@ -244,8 +236,8 @@ void add_partials(const SumJob& job, size_t head, std::span<const Partial> parti
     to[j] += sum * share;
   }
   if (result.small_entries.empty()) return;
-  for (size_t h = 0; h < job.q_per_kv; ++h) {
-    double& entries = result.small_entries[head * job.q_per_kv + h];
+  for (size_t h = 0; h < job.q_per_kv(); ++h) {
+    double& entries = result.small_entries[head * job.q_per_kv() + h];
     for (const Partial& partial : partials) entries += static_cast<double>(partial.small[h]);
   }
 }
@@ -255,23 +247,24 @@ void add_partials(const SumJob& job, size_t head, std::span<const Partial> parti
 void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
                  std::span<const KeyValueRows> past, SummedRows summed, float scale,
                  Stream& stream) {
-  SumJob job{q, k, past, summed, scale};
-  divide(job, result.sums.size());
-  std::vector<Partial> partials(job.kv_heads * job.tasks);
+  const size_t kv_heads = static_cast<size_t>(k.shape()[1]);
+  const SumJob job{q, k, past, summed, scale, result.sums.size() / kv_heads};
+  const size_t tasks = job.tasks();
+  std::vector<Partial> partials(kv_heads * tasks);
   stream.pool().parallel_for(partials.size(), [&](size_t task, int worker) {
-    const size_t head = task / job.tasks;
+    const size_t head = task / tasks;
     Partial& partial = partials[task];
     partial.sums.assign(job.columns, 0.0);
-    partial.small.assign(job.q_per_kv, 0);
+    partial.small.assign(job.q_per_kv(), 0);
     const TileSpace space(job, stream.scratch(worker, job.scratch_bytes()));
-    for (size_t number = task % job.tasks; number < job.tiles; number += job.tasks) {
+    for (size_t number = task % tasks; number < job.tiles(); number += tasks) {
       const PairTile tile = load_tile(job, head, number, space.queries);
       score_tile(job, head, tile, space);
       add_tile(job, tile, space, !result.small_entries.empty(), partial);
     }
   });
-  for (size_t head = 0; head < job.kv_heads; ++head) {
-    add_partials(job, head, std::span(partials).subspan(head * job.tasks, job.tasks), result);
+  for (size_t head = 0; head < kv_heads; ++head) {
+    add_partials(job, head, std::span(partials).subspan(head * tasks, tasks), result);
   }
 }
 

@@ -205,8 +205,7 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
   plan.shape.rows_alone = {};  // kept above
   plan.windows = windows;
   clear_now(clamped.data(), clamped.bytes());
-  const std::vector<DeviceWindow> sizes = sizes_of(windows);
-  copy_now(device_windows.data(), sizes.data(), device_windows.bytes());
+  copy_now(device_windows.data(), sizes_of(windows).data(), device_windows.bytes());
   for (const size_t side : {size_t{0}, size_t{1}}) class_layers_of(side);
   const std::vector<int> counts = dropping_together(of.drops_with, windows.size());
   copy_now(together.data(), counts.data(), together.bytes());

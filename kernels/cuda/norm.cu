@@ -290,7 +290,6 @@ bool in_groups(std::span<const Addend> addends) {
 
 void add_norm(TensorView y, TensorView x, Residual residual, std::span<const Addend> addends,
               ConstTensorView weight, ConstTensorView bias, float eps, Stream& stream) {
-  const int64_t dim = x.shape()[1];
   AddNorm args{};
   for (size_t i = 0; i < addends.size(); ++i) {
     args.p[i] = addends[i].p.data();
@@ -299,10 +298,10 @@ void add_norm(TensorView y, TensorView x, Residual residual, std::span<const Add
   }
   args.weight = weight.empty() ? nullptr : weight.as<float>();
   args.bias = bias.empty() ? nullptr : bias.as<float>();
-  args.dim = static_cast<int>(dim);
+  args.dim = static_cast<int>(x.shape()[1]);
   args.eps = eps;
   args.keeps_sum = residual == Residual::kSum;
-  if (!in_groups(y, x, weight, bias) || !in_groups(addends) || dim > kLongestHeld) {
+  if (!in_groups(y, x, weight, bias) || !in_groups(addends) || args.dim > kLongestHeld) {
     return add_norm_apart(y, x, residual, addends, weight, bias, eps, stream);
   }
   with_type(y.empty() ? DType::kF32 : y.dtype(), [&](auto* to) {

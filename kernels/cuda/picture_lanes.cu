@@ -762,11 +762,17 @@ int most_chunks(int stage_bytes, const PictureLimits& limits) {
 }
 
 /// How many blocks share a lane: enough to hold its scores, and to give work to a GPU that has few
-/// lanes.
+/// lanes. Throws Error{kUnsupported} where blocks cannot share one and have to.
 int blocks_of_lane(int chunks, int most, unsigned lanes, Stream& stream) {
   int blocks = 1;
   while (blocks<kMostBlocks&& static_cast<int>(ceil_div(chunks, blocks))> most) blocks *= 2;
-  if (!stream.queue().overlaps_kernels()) return blocks;  // no clusters
+  if (!stream.queue().overlaps_kernels()) {  // no clusters
+    if (blocks == 1) return blocks;
+    throw Error(
+        ErrorCode::kUnsupported,
+        "attend_packed: this GPU cannot share a KV head among blocks, as the first one that "
+        "was asked can; use one kind of GPU in a program");
+  }
   const auto multiprocessors = static_cast<unsigned>(stream.queue().multiprocessors());
   while (blocks < kMostBlocks && lanes * static_cast<unsigned>(blocks) <= multiprocessors &&
          chunks >= 32 * blocks) {
@@ -793,12 +799,6 @@ void launch_kernel(int number, const AttendArgs& args, const PictureLanes& pictu
   const PictureLimits limits = picture_limits();
   const int most = most_chunks(kernel.stage_bytes, limits);
   const int blocks = blocks_of_lane(chunks, most, lanes * groups, stream);
-  if (blocks > 1 && !stream.queue().overlaps_kernels()) {
-    throw Error(
-        ErrorCode::kUnsupported,
-        "attend_packed: this GPU cannot share a KV head among blocks, as the first one that "
-        "was asked can; use one kind of GPU in a program");
-  }
   const int held = static_cast<int>(ceil_div(chunks, blocks));
   const int warps = held <= kShortChunks ? 4 : kLongWarps;
   const auto attend = warps == 4 ? kernel.attend_short : kernel.attend_long;

@@ -149,19 +149,6 @@ __device__ void remap_live(const AttendArgs& args, const ScoreRemap& remap, floa
   }
 }
 
-/// A thread's scores of keys, -INFINITY where no row is.
-template <int kHeld>
-__device__ __forceinline__ void hold_scores(const DeviceTail& keys, const int* came,
-                                            const float* scores, float (&held)[kHeld]) {
-  const int slots = keys.packed_slots() + keys.full;
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    const int slot = static_cast<int>(threadIdx.x) + i * kWeighThreads;
-    const bool there = slot < slots && came[keys.place_of_slot(slot)] != WeighedRows::kNoRow;
-    held[i] = there ? scores[slot] : -INFINITY;
-  }
-}
-
 /// Block (lane, query head), of lanes of at most kHeld * kWeighThreads places of a side that no
 /// kernel has served in one pass.
 template <int kHeld>
@@ -181,7 +168,12 @@ __global__ void __launch_bounds__(kWeighThreads) weigh(TableArgs table, AttendAr
   const auto first = static_cast<int>(threadIdx.x);
   const int slots = keys.packed_slots() + keys.full;
   float held[kHeld];
-  hold_scores(keys, came, scores, held);
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int slot = first + i * kWeighThreads;
+    const bool there = slot < slots && came[keys.place_of_slot(slot)] != WeighedRows::kNoRow;
+    held[i] = there ? scores[slot] : -INFINITY;
+  }
   for (int r = 0; r < lane.remaps; ++r) {
     remap_live<kHeld>(args, args.remaps[lane.first_remap + r], held, parts);
   }
