@@ -10,10 +10,9 @@ namespace {
 
 void check_elements(std::string_view op, std::string_view name, const TensorView& y,
                     const ConstTensorView& x, Stream& stream) {
-  check::dtype(op, name, x, DType::kF32);
+  check::f32(op, name, x, stream);
   check::shape(op, "y", y, x.shape(), "the shape of the values");
   check::activation(op, "y", y);
-  check::on_stream(op, name, x, stream);
   check::on_stream(op, "y", y, stream);
   if (y.dtype() != x.dtype() || y.data() != x.data()) check::disjoint(op, "y", y, name, x);
 }
@@ -23,7 +22,7 @@ void check_elements(std::string_view op, std::string_view name, const TensorView
 void activate(TensorView y, ConstTensorView x, Activation activation, Stream& stream) {
   check_elements("activate", "x", y, x, stream);
   if (x.elements() == 0) return;
-  if (stream.device().kind == DeviceKind::kCuda) return cuda::activate(y, x, activation, stream);
+  if (check::on_gpu(stream)) return cuda::activate(y, x, activation, stream);
   cpu::activate(y, x, activation, stream);
 }
 
@@ -31,14 +30,10 @@ void activate_gate(TensorView y, ConstTensorView gate, ConstTensorView up, Activ
                    Stream& stream) {
   constexpr std::string_view kOp = "activate_gate";
   check_elements(kOp, "gate", y, gate, stream);
-  check::shape(kOp, "up", up, gate.shape(), "the shape of gate");
-  check::dtype(kOp, "up", up, DType::kF32);
-  check::on_stream(kOp, "up", up, stream);
+  check::f32(kOp, "up", up, gate.shape(), "the shape of gate", stream);
   check::disjoint(kOp, "y", y, "up", up);
   if (gate.elements() == 0) return;
-  if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::activate_gate(y, gate, up, activation, stream);
-  }
+  if (check::on_gpu(stream)) return cuda::activate_gate(y, gate, up, activation, stream);
   cpu::activate_gate(y, gate, up, activation, stream);
 }
 

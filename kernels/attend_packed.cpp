@@ -1,12 +1,9 @@
 #include "kernels/attend_packed.h"
 
-#include <fmt/format.h>
-
 #include <bit>
-#include <cmath>
 #include <string_view>
+#include <utility>
 
-#include "kernels/base/error.h"
 #include "kernels/check.h"
 #include "kernels/cpu/attend_packed.h"
 #include "kernels/cuda/attend_packed.h"
@@ -17,10 +14,7 @@ namespace kvlm {
 
 namespace {
 
-template <class... Args>
-[[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ErrorCode::kInvalidArgument, fmt::format(format, std::forward<Args>(args)...));
-}
+using check::refuse;
 
 /// Set bits among the first `count` of `words`.
 int64_t set_bits(const uint64_t* words, int count) {
@@ -99,7 +93,7 @@ void check_run(std::string_view op, const SlotRun& run) {
     }
     return;
   }
-  if (run.dtype != DType::kF32 && run.dtype != DType::kF16 && run.dtype != DType::kBF16) {
+  if (!check::is_floating(run.dtype)) {
     refuse("{}: a run of rows holds {}, expected f32, f16 or bf16", op, dtype_name(run.dtype));
   }
   if (run.slots > 0 && run.rows == nullptr) {
@@ -107,11 +101,7 @@ void check_run(std::string_view op, const SlotRun& run) {
   }
 }
 
-void check_lane(std::string_view op, const PackedLane& lane, int head_dim) {
-  if (lane.slots < 0 || lane.out == nullptr ||
-      (lane.slots > 0 && (lane.q == nullptr || lane.weights == nullptr))) {
-    refuse("{}: a lane of {} slots lacks its query, weights or output", op, lane.slots);
-  }
+void check_keys(std::string_view op, const PackedLane& lane, int head_dim) {
   int64_t slots = 0;
   for (const SlotRun& run : lane.keys) {
     check_run(op, run);
@@ -126,7 +116,19 @@ void check_lane(std::string_view op, const PackedLane& lane, int head_dim) {
   if (slots != lane.slots) {
     refuse("{}: the keys hold {} slots, the lane {}", op, slots, lane.slots);
   }
-  slots = 0;
+}
+
+/// A run has the slots that its selection marks.
+void check_selection(std::string_view op, const SlotRun& run) {
+  const int64_t ones = set_bits(run.selection, run.selected_of);
+  if (run.slots != (run.selected_bit ? ones : run.selected_of - ones)) {
+    refuse("{}: a run of {} slots selects {} of {} with bit {}", op, run.slots, ones,
+           run.selected_of, run.selected_bit);
+  }
+}
+
+void check_values(std::string_view op, const PackedLane& lane, int head_dim) {
+  int64_t slots = 0;
   int64_t selected = 0;
   for (const SlotRun& run : lane.values) {
     check_run(op, run);
@@ -139,36 +141,31 @@ void check_lane(std::string_view op, const PackedLane& lane, int head_dim) {
       slots += run.slots;
       continue;
     }
-    const int64_t ones = set_bits(run.selection, run.selected_of);
-    if (run.slots != (run.selected_bit ? ones : run.selected_of - ones)) {
-      refuse("{}: a run of {} slots selects {} of {} with bit {}", op, run.slots, ones,
-             run.selected_of, run.selected_bit);
-    }
+    check_selection(op, run);
     selected += run.slots;
     if (!run.selection_ends) continue;
     if (selected != run.selected_of) {
       refuse("{}: the runs of a selection hold {} of {} slots", op, selected, run.selected_of);
     }
-    slots += selected;
-    selected = 0;
+    slots += std::exchange(selected, 0);
   }
   if (slots != lane.slots || selected != 0) {
     refuse("{}: the values hold {} slots, the lane {}", op, slots, lane.slots);
   }
+}
+
+void check_lane(std::string_view op, const PackedLane& lane, int head_dim) {
+  if (lane.slots < 0 || lane.out == nullptr ||
+      (lane.slots > 0 && (lane.q == nullptr || lane.weights == nullptr))) {
+    refuse("{}: a lane of {} slots lacks its query, weights or output", op, lane.slots);
+  }
+  check_keys(op, lane, head_dim);
+  check_values(op, lane, head_dim);
   for (const ScoreRemap& remap : lane.remaps) {
     if (remap.first < 0 || remap.slots < 0 || remap.first > lane.slots - remap.slots) {
       refuse("{}: a remap of {} slots from {} in a lane of {}", op, remap.slots, remap.first,
              lane.slots);
     }
-  }
-}
-
-void check_call(std::string_view op, int q_per_kv, int head_dim, float scale) {
-  if (q_per_kv < 1 || head_dim < 1 || !std::isfinite(scale)) {
-    refuse(
-        "{}: q_per_kv {}, head_dim {} and scale {}, expected two positive numbers and a finite "
-        "one",
-        op, q_per_kv, head_dim, scale);
   }
 }
 
@@ -178,7 +175,7 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
                    Stream& stream) {
   constexpr std::string_view kOp = "attend_packed";
   check::attends_on_cpu(kOp, stream);
-  check_call(kOp, q_per_kv, head_dim, scale);
+  check::decode_sizes(kOp, q_per_kv, head_dim, scale);
   for (const PackedLane& lane : lanes) check_lane(kOp, lane, head_dim);
   cpu::attend_packed(lanes, q_per_kv, head_dim, scale, stream);
 }
@@ -189,9 +186,7 @@ void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> bloc
   check_format(kOp, format);
   const int64_t rows = check_blocks(kOp, format, blocks);
   if (rows > 0 && out == nullptr) refuse("{}: {} rows have nowhere to go", kOp, rows);
-  if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::unpack_blocks(format, blocks, out, stream);
-  }
+  if (check::on_gpu(stream)) return cuda::unpack_blocks(format, blocks, out, stream);
   cpu::unpack_blocks(format, blocks, out, stream);
 }
 

@@ -1,7 +1,5 @@
 #include "kernels/attention.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -19,14 +17,11 @@ namespace kvlm {
 
 namespace {
 
-template <class... Args>
-[[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ErrorCode::kInvalidArgument, fmt::format(format, std::forward<Args>(args)...));
-}
+using check::refuse;
 
 /// `rows` hold numbers and have memory; `index` says which of them in a message.
 void check_rows(std::string_view op, size_t index, const KeyValueRows& rows) {
-  if (rows.dtype != DType::kF32 && rows.dtype != DType::kF16 && rows.dtype != DType::kBF16) {
+  if (!check::is_floating(rows.dtype)) {
     refuse("{}: run {} of cached rows holds {}, expected f32, f16 or bf16", op, index,
            dtype_name(rows.dtype));
   }
@@ -35,9 +30,9 @@ void check_rows(std::string_view op, size_t index, const KeyValueRows& rows) {
   }
 }
 
-/// What both kinds of attention ask of their operands.
-void check_attention(std::string_view op, ConstTensorView out, ConstTensorView q, ConstTensorView k,
-                     ConstTensorView v, float scale, DType multiply, const Stream& stream) {
+/// What both kinds of attention ask of the shapes of their operands.
+void check_shapes(std::string_view op, ConstTensorView out, ConstTensorView q, ConstTensorView k,
+                  ConstTensorView v) {
   check::rank(op, "q", q, 3, "(n, q_heads, head_dim)");
   check::rank(op, "k", k, 3, "(n, kv_heads, head_dim)");
   const int64_t q_heads = q.shape()[1];
@@ -52,19 +47,21 @@ void check_attention(std::string_view op, ConstTensorView out, ConstTensorView q
   if (q_heads % kv_heads != 0) {
     refuse("{}: {} query heads cannot share {} kv heads evenly", op, q_heads, kv_heads);
   }
-  check::dtype(op, "q", q, DType::kF32);
-  check::dtype(op, "k", k, q.dtype());
-  check::dtype(op, "v", v, q.dtype());
-  check::dtype(op, "out", out, q.dtype());
-  check::on_stream(op, "q", q, stream);
-  check::on_stream(op, "k", k, stream);
-  check::on_stream(op, "v", v, stream);
-  check::on_stream(op, "out", out, stream);
+}
+
+/// What they ask of all that they are given.
+void check_attention(std::string_view op, ConstTensorView out, ConstTensorView q, ConstTensorView k,
+                     ConstTensorView v, float scale, DType multiply, const Stream& stream) {
+  check_shapes(op, out, q, k, v);
+  check::f32(op, "q", q, stream);
+  check::f32(op, "k", k, stream);
+  check::f32(op, "v", v, stream);
+  check::f32(op, "out", out, stream);
   check::disjoint(op, "out", out, "k", k);
   check::disjoint(op, "out", out, "v", v);
   if (out.data() != q.data()) check::disjoint(op, "out", out, "q", q);
   if (!std::isfinite(scale)) refuse("{}: scale is {}, expected a finite number", op, scale);
-  if (multiply != DType::kF32 && multiply != DType::kF16 && multiply != DType::kBF16) {
+  if (!check::is_floating(multiply)) {
     refuse("{}: multiply is {}, expected f32, f16 or bf16", op, dtype_name(multiply));
   }
 }
@@ -88,13 +85,15 @@ void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensor
            kv_heads);
   }
   for (size_t i = 0; i < past.size(); ++i) check_rows(kOp, i, past[i]);
-  if (stream.device().kind == DeviceKind::kCuda) {
+  if (check::on_gpu(stream)) {
     return cuda::attention(out, q, k, v, past, causal, scale, multiply, stream);
   }
   cpu::attention(out, q, k, v, past, causal, scale, stream);
 }
 
-void Segments::assign(std::span<const int32_t> bounds, Stream& stream) {
+namespace {
+
+void check_bounds(std::span<const int32_t> bounds) {
   constexpr std::string_view kOp = "Segments";
   if (bounds.size() < 2 || bounds.front() != 0) {
     refuse("{}: {} bounds from {} on, expected at least two, from 0 on", kOp, bounds.size(),
@@ -106,26 +105,36 @@ void Segments::assign(std::span<const int32_t> bounds, Stream& stream) {
              bounds[i - 1]);
     }
   }
+}
+
+/// Adds the tiles of `size` queries of all segments.
+void add_tiles(std::span<const int32_t> bounds, int32_t size, std::vector<Segments::Tile>& tiles) {
+  const auto before = std::ssize(tiles);
+  for (size_t i = 1; i < bounds.size(); ++i) {
+    const int32_t rows = bounds[i] - bounds[i - 1];
+    for (int32_t first = 0; first < rows; first += size) {
+      tiles.push_back({bounds[i - 1], rows, first});
+    }
+  }
+  // The longest first: what a GPU does last, and alone, is then short.
+  const auto queries = [size](const Segments::Tile& tile) {
+    return std::min(size, tile.rows - tile.queries);
+  };
+  std::ranges::stable_sort(tiles.begin() + before, tiles.end(), std::ranges::greater(), queries);
+}
+
+}  // namespace
+
+void Segments::assign(std::span<const int32_t> bounds, Stream& stream) {
+  check_bounds(bounds);
   if (std::ranges::equal(bounds, bounds_)) return;
   bounds_.assign(bounds.begin(), bounds.end());
-  if (stream.device().kind == DeviceKind::kCpu) return;
+  if (!check::on_gpu(stream)) return;
   std::vector<Tile> tiles;
-  for (const int32_t size : {64, 128}) {
-    const size_t before = tiles.size();
-    for (size_t i = 1; i < bounds.size(); ++i) {
-      const int32_t rows = bounds[i] - bounds[i - 1];
-      for (int32_t first = 0; first < rows; first += size) {
-        tiles.push_back({bounds[i - 1], rows, first});
-      }
-    }
-    // The longest first: what a GPU does last, and alone, is then short.
-    const auto queries = [size](const Tile& tile) {
-      return std::min(size, tile.rows - tile.queries);
-    };
-    std::ranges::stable_sort(tiles.begin() + static_cast<std::ptrdiff_t>(before), tiles.end(),
-                             std::ranges::greater(), queries);
-    counts_[size == 64 ? 0 : 1] = static_cast<int64_t>(tiles.size() - before);
-  }
+  add_tiles(bounds, 64, tiles);
+  counts_[0] = std::ssize(tiles);
+  add_tiles(bounds, 128, tiles);
+  counts_[1] = std::ssize(tiles) - counts_[0];
   const Shape shape{std::ssize(tiles), 4};
   if (tiles_.empty() || tiles_.shape()[0] < shape[0]) {
     tiles_ = Tensor(DType::kI32, shape, stream.device());
@@ -143,7 +152,7 @@ void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, Con
   constexpr std::string_view kOp = "segment_attention";
   check_attention(kOp, out, q, k, v, scale, multiply, stream);
   check_segments(kOp, segments, q.shape()[0]);
-  if (stream.device().kind == DeviceKind::kCpu) {
+  if (!check::on_gpu(stream)) {
     return cpu::segment_attention(out, q, k, v, segments.bounds(), scale, stream);
   }
   cuda::segment_attention(out, q, k, v, segments, scale, multiply, stream);
@@ -155,18 +164,15 @@ void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, Con
   segment_attention(out, q, k, v, Segments(bounds, stream), scale, multiply, stream);
 }
 
-void segment_attention(TensorView out, ConstTensorView qkv, const Segments& segments, float scale,
-                       Stream& stream) {
+namespace {
+
+/// What segment_attention() asks of operands that one product made.
+void check_product(TensorView out, ConstTensorView qkv, float scale, Stream& stream) {
   constexpr std::string_view kOp = "segment_attention";
-  check::rank(kOp, "qkv", qkv, 4, "(n, 3, heads, head_dim)");
+  check::made_together(kOp, qkv, stream);
   const Shape& shape = qkv.shape();
-  check::shape(kOp, "qkv", qkv, {shape[0], 3, shape[2], shape[3]}, "(n, 3, heads, head_dim)");
   check::shape(kOp, "out", out, {shape[0], shape[2], shape[3]}, "(n, heads, head_dim) of qkv");
-  check::on_stream(kOp, "qkv", qkv, stream);
   check::on_stream(kOp, "out", out, stream);
-  if (qkv.dtype() != DType::kF16 && qkv.dtype() != DType::kBF16) {
-    refuse("{}: qkv holds {}, expected f16 or bf16", kOp, dtype_name(qkv.dtype()));
-  }
   check::dtype(kOp, "out", out, qkv.dtype());
   check::disjoint(kOp, "out", out, "qkv", qkv);
   if (shape[2] < 1 || shape[3] < 8 || shape[3] > 256 || shape[3] % 8 != 0) {
@@ -176,10 +182,17 @@ void segment_attention(TensorView out, ConstTensorView qkv, const Segments& segm
   if (!std::isfinite(scale) || scale <= 0) {
     refuse("{}: scale is {}, expected a positive number", kOp, scale);
   }
-  check_segments(kOp, segments, shape[0]);
-  if (stream.device().kind == DeviceKind::kCpu) {
+}
+
+}  // namespace
+
+void segment_attention(TensorView out, ConstTensorView qkv, const Segments& segments, float scale,
+                       Stream& stream) {
+  check_product(out, qkv, scale, stream);
+  check_segments("segment_attention", segments, qkv.shape()[0]);
+  if (!check::on_gpu(stream)) {
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("{}: the CPU attends in f32 only; give q, k and v apart", kOp));
+                "segment_attention: the CPU attends in f32 only; give q, k and v apart");
   }
   cuda::segment_attention(out, qkv, segments, scale, stream);
 }
@@ -187,12 +200,7 @@ void segment_attention(TensorView out, ConstTensorView qkv, const Segments& segm
 void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,
                  Stream& stream) {
   constexpr std::string_view kOp = "attend_rows";
-  if (q_per_kv < 1 || head_dim < 1 || !std::isfinite(scale)) {
-    refuse(
-        "{}: q_per_kv {}, head_dim {} and scale {}, expected two positive numbers and a finite "
-        "one",
-        kOp, q_per_kv, head_dim, scale);
-  }
+  check::decode_sizes(kOp, q_per_kv, head_dim, scale);
   for (size_t i = 0; i < pieces.size(); ++i) {
     const DecodePiece& piece = pieces[i];
     check_rows(kOp, i, piece.cached);
@@ -201,7 +209,7 @@ void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim
       refuse("{}: piece {} lacks its query or its state", kOp, i);
     }
   }
-  if (stream.device().kind != DeviceKind::kCpu) {
+  if (check::on_gpu(stream)) {
     refuse("{}: a stream of {}, expected one of the CPU", kOp, device_name(stream.device()));
   }
   cpu::attend_rows(pieces, q_per_kv, head_dim, scale, stream);
@@ -209,37 +217,38 @@ void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim
 
 namespace {
 
-void merge_on_host(float* out, std::span<const SoftmaxState> parts, int queries,
-                   int head_dim) noexcept {
-  const auto dim = static_cast<size_t>(head_dim);
-  for (size_t r = 0; r < static_cast<size_t>(queries); ++r) {
-    float max = -std::numeric_limits<float>::infinity();
-    for (const SoftmaxState& part : parts) max = std::max(max, part.max[r]);
-    float* out_row = out + r * dim;
-    float sum = 0;
-    bool first = true;  // out may be parts[0].out: it is overwritten by the first part only
-    for (const SoftmaxState& part : parts) {
-      const bool seen = part.max[r] > -std::numeric_limits<float>::infinity();
-      const float weight = seen ? std::exp(part.max[r] - max) : 0.0f;
-      const float* part_row = part.out + r * dim;
-      sum += weight * part.sum[r];
-      if (first) {
-        for (size_t d = 0; d < dim; ++d) out_row[d] = weight * part_row[d];
-      } else {
-        for (size_t d = 0; d < dim; ++d) out_row[d] += weight * part_row[d];
-      }
-      first = false;
+/// One row of merge_states(), row r of every part; `out_row` may be that of the first part.
+void merge_row(float* out_row, std::span<const SoftmaxState> parts, size_t r, size_t dim) noexcept {
+  float max = -std::numeric_limits<float>::infinity();
+  for (const SoftmaxState& part : parts) max = std::max(max, part.max[r]);
+  float sum = 0;
+  bool first = true;  // out_row is overwritten by the first part only
+  for (const SoftmaxState& part : parts) {
+    const bool seen = part.max[r] > -std::numeric_limits<float>::infinity();
+    const float weight = seen ? std::exp(part.max[r] - max) : 0.0f;
+    const float* part_row = part.out + r * dim;
+    sum += weight * part.sum[r];
+    if (first) {
+      for (size_t d = 0; d < dim; ++d) out_row[d] = weight * part_row[d];
+    } else {
+      for (size_t d = 0; d < dim; ++d) out_row[d] += weight * part_row[d];
     }
-    const float inverse = 1 / sum;
-    // Without a part, nothing was written yet.
-    for (size_t d = 0; d < dim; ++d) out_row[d] = sum > 0 ? out_row[d] * inverse : 0.0f;
+    first = false;
   }
+  const float inverse = 1 / sum;
+  // Without a part, nothing was written yet.
+  for (size_t d = 0; d < dim; ++d) out_row[d] = sum > 0 ? out_row[d] * inverse : 0.0f;
 }
 
 }  // namespace
 
 void merge_states(std::span<const MergeJob> jobs, int queries, int head_dim) {
-  for (const MergeJob& job : jobs) merge_on_host(job.out, job.parts, queries, head_dim);
+  const auto dim = static_cast<size_t>(head_dim);
+  for (const MergeJob& job : jobs) {
+    for (size_t r = 0; r < static_cast<size_t>(queries); ++r) {
+      merge_row(job.out + r * dim, job.parts, r, dim);
+    }
+  }
 }
 
 }  // namespace kvlm

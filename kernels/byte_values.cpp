@@ -1,43 +1,44 @@
 #include "kernels/byte_values.h"
 
-#include <fmt/format.h>
-
 #include <string_view>
 
-#include "kernels/base/error.h"
 #include "kernels/check.h"
 #include "kernels/cpu/byte_values.h"
 #include "kernels/cuda/byte_values.h"
 
 namespace kvlm {
 
-void place_bytes(TensorView to, ConstTensorView from, ConstTensorView values, Stream& stream) {
+namespace {
+
+void check_bytes(TensorView to, ConstTensorView from, ConstTensorView values, Stream& stream) {
   constexpr std::string_view kOp = "place_bytes";
   check::rank(kOp, "from", from, 2, "(rows, columns)");
   check::rank(kOp, "values", values, 2, "(groups, 256)");
   check::rank(kOp, "to", to, 2, "(rows, columns or more)");
   check::dtype(kOp, "from", from, DType::kU8);
   check::dtype(kOp, "values", values, DType::kF32);
-  check::floating(kOp, "to", to);
-  check::on_stream(kOp, "to", to, stream);
+  check::floating(kOp, "to", to, stream);
   const int64_t groups = values.shape()[0];
   check::shape(kOp, "values", values, {groups, 256}, "a value for each byte");
   const int64_t columns = from.shape()[1];
   if (to.shape()[0] != from.shape()[0] || to.shape()[1] < columns || groups == 0 ||
       columns % groups != 0 || from.device().kind != DeviceKind::kCpu ||
       values.device().kind != DeviceKind::kCpu) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{}: bytes of {} on {} do not go to {} by {} tables on {}; expected as many "
-                    "rows, no fewer columns, a number of tables that divides the columns, and "
-                    "bytes and tables on the CPU",
-                    kOp, from.shape().str(), device_name(from.device()), to.shape().str(), groups,
-                    device_name(values.device())));
+    check::refuse(
+        "{}: bytes of {} on {} do not go to {} by {} tables on {}; expected as many "
+        "rows, no fewer columns, a number of tables that divides the columns, and "
+        "bytes and tables on the CPU",
+        kOp, from.shape().str(), device_name(from.device()), to.shape().str(), groups,
+        device_name(values.device()));
   }
+}
+
+}  // namespace
+
+void place_bytes(TensorView to, ConstTensorView from, ConstTensorView values, Stream& stream) {
+  check_bytes(to, from, values, stream);
   if (to.elements() == 0) return;
-  if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::place_bytes(to, from, values, stream);
-  }
+  if (check::on_gpu(stream)) return cuda::place_bytes(to, from, values, stream);
   cpu::place_bytes(to, from, values, stream);
 }
 

@@ -1,31 +1,21 @@
 #include "kernels/check.h"
 
-#include <fmt/format.h>
-
+#include <cmath>
 #include <functional>
-
-#include "kernels/base/error.h"
 
 namespace kvlm::check {
 
-namespace {
-
-template <class... Args>
-[[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ErrorCode::kInvalidArgument, fmt::format(format, std::forward<Args>(args)...));
-}
-
-bool is_float(DType dtype) {
+bool is_floating(DType dtype) noexcept {
   return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
 }
 
-}  // namespace
+bool on_gpu(const Stream& stream) noexcept { return stream.device().kind == DeviceKind::kCuda; }
 
 void on_stream(std::string_view op, std::string_view name, const ConstTensorView& view,
                const Stream& stream) {
   if (view.device() != stream.device()) {
-    fail("{}: {} is on {} but the stream runs on {}; copy it there first", op, name,
-         device_name(view.device()), device_name(stream.device()));
+    refuse("{}: {} is on {} but the stream runs on {}; copy it there first", op, name,
+           device_name(view.device()), device_name(stream.device()));
   }
 }
 
@@ -39,37 +29,72 @@ void attends_on_cpu(std::string_view op, const Stream& stream) {
 void rank(std::string_view op, std::string_view name, const ConstTensorView& view, int rank,
           std::string_view dims) {
   if (view.shape().rank() != rank) {
-    fail("{}: {} has shape {}, expected {} dimensions {}; reshape it", op, name, view.shape().str(),
-         rank, dims);
+    refuse("{}: {} has shape {}, expected {} dimensions {}; reshape it", op, name,
+           view.shape().str(), rank, dims);
   }
 }
 
 void shape(std::string_view op, std::string_view name, const ConstTensorView& view,
            const Shape& shape, std::string_view reason) {
   if (view.shape() != shape) {
-    fail("{}: {} has shape {}, expected {}, {}", op, name, view.shape().str(), shape.str(), reason);
+    refuse("{}: {} has shape {}, expected {}, {}", op, name, view.shape().str(), shape.str(),
+           reason);
   }
 }
 
 void dtype(std::string_view op, std::string_view name, const ConstTensorView& view, DType dtype) {
   if (view.dtype() != dtype) {
-    fail("{}: {} holds {}, expected {}; convert it first", op, name, dtype_name(view.dtype()),
-         dtype_name(dtype));
+    refuse("{}: {} holds {}, expected {}; convert it first", op, name, dtype_name(view.dtype()),
+           dtype_name(dtype));
   }
 }
 
 void activation(std::string_view op, std::string_view name, const ConstTensorView& view) {
   const bool cpu = view.device().kind == DeviceKind::kCpu;
-  if (cpu ? view.dtype() != DType::kF32 : !is_float(view.dtype())) {
-    fail("{}: {} holds {}, but activations on {} are {}; convert it first", op, name,
-         dtype_name(view.dtype()), device_name(view.device()), cpu ? "f32" : "f32, f16 or bf16");
+  if (cpu ? view.dtype() != DType::kF32 : !is_floating(view.dtype())) {
+    refuse("{}: {} holds {}, but activations on {} are {}; convert it first", op, name,
+           dtype_name(view.dtype()), device_name(view.device()), cpu ? "f32" : "f32, f16 or bf16");
   }
 }
 
-void floating(std::string_view op, std::string_view name, const ConstTensorView& view) {
-  if (!is_float(view.dtype())) {
-    fail("{}: {} holds {}, expected f32, f16 or bf16; convert it first", op, name,
-         dtype_name(view.dtype()));
+void floating(std::string_view op, std::string_view name, const ConstTensorView& view,
+              const Stream& stream) {
+  if (!is_floating(view.dtype())) {
+    refuse("{}: {} holds {}, expected f32, f16 or bf16; convert it first", op, name,
+           dtype_name(view.dtype()));
+  }
+  on_stream(op, name, view, stream);
+}
+
+void f32(std::string_view op, std::string_view name, const ConstTensorView& view,
+         const Stream& stream) {
+  dtype(op, name, view, DType::kF32);
+  on_stream(op, name, view, stream);
+}
+
+void f32(std::string_view op, std::string_view name, const ConstTensorView& view,
+         const Shape& expected, std::string_view reason, const Stream& stream) {
+  shape(op, name, view, expected, reason);
+  f32(op, name, view, stream);
+}
+
+void made_together(std::string_view op, const ConstTensorView& qkv, const Stream& stream) {
+  constexpr std::string_view kDims = "(rows, 3, heads, head_dim)";
+  rank(op, "qkv", qkv, 4, kDims);
+  const Shape& found = qkv.shape();
+  shape(op, "qkv", qkv, {found[0], 3, found[2], found[3]}, kDims);
+  on_stream(op, "qkv", qkv, stream);
+  if (qkv.dtype() != DType::kF16 && qkv.dtype() != DType::kBF16) {
+    refuse("{}: qkv holds {}, expected f16 or bf16", op, dtype_name(qkv.dtype()));
+  }
+}
+
+void decode_sizes(std::string_view op, int q_per_kv, int head_dim, float scale) {
+  if (q_per_kv < 1 || head_dim < 1 || !std::isfinite(scale)) {
+    refuse(
+        "{}: q_per_kv {}, head_dim {} and scale {}, expected two positive numbers and a finite "
+        "one",
+        op, q_per_kv, head_dim, scale);
   }
 }
 
@@ -78,7 +103,7 @@ void disjoint(std::string_view op, std::string_view name_a, const ConstTensorVie
   if (a.bytes() == 0 || b.bytes() == 0) return;
   const std::less<const std::byte*> before;
   if (before(a.data(), b.data() + b.bytes()) && before(b.data(), a.data() + a.bytes())) {
-    fail("{}: {} and {} overlap in memory; give them separate tensors", op, name_a, name_b);
+    refuse("{}: {} and {} overlap in memory; give them separate tensors", op, name_a, name_b);
   }
 }
 

@@ -1,13 +1,29 @@
 #pragma once
 
+#include <fmt/format.h>
+
 #include <string_view>
+#include <utility>
 
 #include "kernels/base/device.h"
+#include "kernels/base/error.h"
 #include "kernels/base/tensor.h"
 
 // Argument checks shared by the operations; each throws Error{kInvalidArgument} with one sentence
 // that names the operation, the argument, what was found and what was expected.
 namespace kvlm::check {
+
+/// Throws Error{kInvalidArgument} with a message as fmt makes it.
+template <class... Args>
+[[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ErrorCode::kInvalidArgument, fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// `dtype` is f32, f16 or bf16.
+bool is_floating(DType dtype) noexcept;
+
+/// `stream` runs on a GPU.
+bool on_gpu(const Stream& stream) noexcept;
 
 /// `view` is on the device of `stream`.
 void on_stream(std::string_view op, std::string_view name, const ConstTensorView& view,
@@ -30,8 +46,23 @@ void dtype(std::string_view op, std::string_view name, const ConstTensorView& vi
 /// `view` holds an activation: f32 on the CPU; f32, f16 or bf16 on CUDA.
 void activation(std::string_view op, std::string_view name, const ConstTensorView& view);
 
-/// `view` holds f32, f16 or bf16.
-void floating(std::string_view op, std::string_view name, const ConstTensorView& view);
+/// `view` holds f32, f16 or bf16, on the device of `stream`.
+void floating(std::string_view op, std::string_view name, const ConstTensorView& view,
+              const Stream& stream);
+
+/// `view` holds f32, on the device of `stream`.
+void f32(std::string_view op, std::string_view name, const ConstTensorView& view,
+         const Stream& stream);
+
+/// The same, and it has exactly `shape`, as of shape().
+void f32(std::string_view op, std::string_view name, const ConstTensorView& view,
+         const Shape& shape, std::string_view reason, const Stream& stream);
+
+/// `qkv` is on the device of `stream` and holds what one product made, f16 or bf16.
+void made_together(std::string_view op, const ConstTensorView& qkv, const Stream& stream);
+
+/// Decode attention `op` has queries and channels, and a finite scale.
+void decode_sizes(std::string_view op, int q_per_kv, int head_dim, float scale);
 
 /// `a` and `b` share no byte.
 void disjoint(std::string_view op, std::string_view name_a, const ConstTensorView& a,

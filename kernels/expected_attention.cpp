@@ -1,11 +1,8 @@
 #include "kernels/expected_attention.h"
 
-#include <fmt/format.h>
-
 #include <cmath>
 #include <string_view>
 
-#include "kernels/base/error.h"
 #include "kernels/check.h"
 #include "kernels/cpu/expected_attention.h"
 #include "kernels/cuda/expected_attention.h"
@@ -16,24 +13,39 @@ namespace {
 
 constexpr std::string_view kOp = "expected_attention";
 
-template <class... Args>
-[[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: {}", kOp, fmt::format(format, std::forward<Args>(args)...)));
-}
+using check::refuse;
 
 void check_future(const FutureQueries& future, int64_t n, int64_t head_dim) {
   if (future.first_row < 0 || future.first_row >= n) {
-    refuse("first_row is {}, expected 0 to {}, so that a row of q is left", future.first_row,
-           n - 1);
+    refuse("expected_attention: first_row is {}, expected 0 to {}, so that a row of q is left",
+           future.first_row, n - 1);
   }
-  if (future.positions < 1) refuse("{} positions, expected at least one", future.positions);
+  if (future.positions < 1)
+    refuse("expected_attention: {} positions, expected at least one", future.positions);
   if (2 * future.frequencies.size() > static_cast<size_t>(head_dim)) {
-    refuse("{} frequencies rotate {} channels, expected at most {}", future.frequencies.size(),
-           2 * future.frequencies.size(), head_dim);
+    refuse("expected_attention: {} frequencies rotate {} channels, expected at most {}",
+           future.frequencies.size(), 2 * future.frequencies.size(), head_dim);
   }
   if (!std::isfinite(future.scale)) {
-    refuse("scale is {}, expected a finite number", future.scale);
+    refuse("expected_attention: scale is {}, expected a finite number", future.scale);
+  }
+}
+
+/// Every row of q has a key in each of the heads that share its query heads.
+void check_keys(std::span<const StoredRows> keys, int64_t n, int64_t q_heads) {
+  if (q_heads % static_cast<int64_t>(keys.size()) != 0) {
+    refuse("expected_attention: {} query heads cannot share {} kv heads evenly", q_heads,
+           keys.size());
+  }
+  for (size_t h = 0; h < keys.size(); ++h) {
+    if (keys[h].rows != n || keys[h].data == nullptr) {
+      refuse("expected_attention: kv head {} has {} keys, expected {}, one for each row of q", h,
+             keys[h].data == nullptr ? 0 : keys[h].rows, n);
+    }
+    if (!check::is_floating(keys[h].dtype)) {
+      refuse("expected_attention: kv head {} holds {}, expected f32, f16 or bf16", h,
+             dtype_name(keys[h].dtype));
+    }
   }
 }
 
@@ -46,32 +58,19 @@ void expected_attention(const FutureQueries& future, ConstTensorView q,
   check::activation(kOp, "q", q);
   check::on_stream(kOp, "q", q, stream);
   const int64_t n = q.shape()[0];
-  const int64_t q_heads = q.shape()[1];
   if (q.elements() == 0 || keys.empty()) {
-    refuse("q has shape {} and there are {} kv heads, expected at least one number and one head",
-           q.shape().str(), keys.size());
+    refuse(
+        "expected_attention: q has shape {} and there are {} kv heads, expected at least one "
+        "number and one head",
+        q.shape().str(), keys.size());
   }
   check_future(future, n, q.shape()[2]);
-  if (q_heads % static_cast<int64_t>(keys.size()) != 0) {
-    refuse("{} query heads cannot share {} kv heads evenly", q_heads, keys.size());
-  }
-  for (size_t h = 0; h < keys.size(); ++h) {
-    if (keys[h].rows != n || keys[h].data == nullptr) {
-      refuse("kv head {} has {} keys, expected {}, one for each row of q", h,
-             keys[h].data == nullptr ? 0 : keys[h].rows, n);
-    }
-    if (keys[h].dtype != DType::kF32 && keys[h].dtype != DType::kF16 &&
-        keys[h].dtype != DType::kBF16) {
-      refuse("kv head {} holds {}, expected f32, f16 or bf16", h, dtype_name(keys[h].dtype));
-    }
-  }
+  check_keys(keys, n, q.shape()[1]);
   if (weights.size() != keys.size() * static_cast<size_t>(n)) {
-    refuse("weights has {} entries, expected {} kv heads times {} rows", weights.size(),
-           keys.size(), n);
+    refuse("expected_attention: weights has {} entries, expected {} kv heads times {} rows",
+           weights.size(), keys.size(), n);
   }
-  if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::expected_attention(future, q, keys, weights, stream);
-  }
+  if (check::on_gpu(stream)) return cuda::expected_attention(future, q, keys, weights, stream);
   cpu::expected_attention(future, q, keys, weights, stream);
 }
 

@@ -1,11 +1,8 @@
 #include "kernels/fill.h"
 
-#include <fmt/format.h>
-
 #include <cmath>
 #include <string_view>
 
-#include "kernels/base/error.h"
 #include "kernels/check.h"
 #include "kernels/cpu/fill.h"
 #include "kernels/cuda/fill.h"
@@ -14,14 +11,12 @@ namespace kvlm {
 
 void fill_random(TensorView out, uint64_t seed, float width, Stream& stream) {
   constexpr std::string_view kOp = "fill_random";
-  check::floating(kOp, "out", out);
-  check::on_stream(kOp, "out", out, stream);
+  check::floating(kOp, "out", out, stream);
   if (!std::isfinite(width) || width < 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: width is {}, expected a finite number of at least 0", kOp, width));
+    check::refuse("{}: width is {}, expected a finite number of at least 0", kOp, width);
   }
   if (out.elements() == 0) return;
-  if (stream.device().kind == DeviceKind::kCuda) return cuda::fill_random(out, seed, width, stream);
+  if (check::on_gpu(stream)) return cuda::fill_random(out, seed, width, stream);
   cpu::fill_random(out, seed, width, stream);
 }
 

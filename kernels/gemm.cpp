@@ -1,10 +1,7 @@
 #include "kernels/gemm.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
-#include "kernels/base/error.h"
 #include "kernels/check.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cuda/gemm.h"
@@ -24,28 +21,38 @@ void check_factors(ConstTensorView x, ConstTensorView w, ConstTensorView bias, S
   const int64_t out = w.shape()[0];
   check::shape(kLinear, "w", w, {out, x.shape()[1]}, "(out, in) for the rows of x");
   check::activation(kLinear, "x", x);
-  check::floating(kLinear, "w", w);
+  check::floating(kLinear, "w", w, stream);
   check::on_stream(kLinear, "x", x, stream);
-  check::on_stream(kLinear, "w", w, stream);
   if (!bias.empty()) {
-    check::shape(kLinear, "bias", bias, {out}, "(out,) of w");
-    check::dtype(kLinear, "bias", bias, DType::kF32);
-    check::on_stream(kLinear, "bias", bias, stream);
+    check::f32(kLinear, "bias", bias, {out}, "(out,) of w", stream);
   }
 }
 
 void check_linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias,
                   Stream& stream) {
   check_factors(x, w, bias, stream);
-  check::shape(kLinear, "y", y, {x.shape()[0], w.shape()[0]}, "(rows, out) of x and w");
-  check::dtype(kLinear, "y", y, DType::kF32);
-  check::on_stream(kLinear, "y", y, stream);
+  check::f32(kLinear, "y", y, {x.shape()[0], w.shape()[0]}, "(rows, out) of x and w", stream);
   check::disjoint(kLinear, "y", y, "x", x);
 }
 
-/// That y and the products of gate and up do not overlap.
-void check_gated(TensorView y, const Projection& gate, const Projection& up) {
+/// What gated_linears() asks of its operands. `alone` is gates_alone(), which takes no place for
+/// the products of gate and up; where there are such, they and y do not overlap.
+void check_gated(TensorView y, const Projection& gate, const Projection& up, ConstTensorView x,
+                 bool alone, Stream& stream) {
   constexpr std::string_view kOp = "gated_linears";
+  for (const Projection* of : {&gate, &up}) {
+    if (alone) {
+      check_factors(x, of->w, of->bias, stream);
+    } else {
+      check_linear(of->y, x, of->w, of->bias, stream);
+    }
+  }
+  check::shape(kOp, "up.w", up.w, gate.w.shape(), "the shape of gate.w");
+  check::shape(kOp, "y", y, {x.shape()[0], gate.w.shape()[0]}, "(rows, out) of x and gate.w");
+  check::activation(kOp, "y", y);
+  check::on_stream(kOp, "y", y, stream);
+  check::disjoint(kOp, "y", y, "x", x);
+  if (alone) return;
   check::disjoint(kOp, "y", y, "up.y", up.y);
   check::disjoint(kOp, "gate.y", gate.y, "up.y", up.y);
   if (y.dtype() != DType::kF32 || y.data() != gate.y.data()) {
@@ -59,11 +66,48 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView 
             Stream& stream) {
   check_linear(y, x, w, bias, stream);
   if (y.empty()) return;
-  if (stream.device().kind == DeviceKind::kCuda) return cuda::linear(y, x, w, bias, add, stream);
+  if (check::on_gpu(stream)) return cuda::linear(y, x, w, bias, add, stream);
   cpu::linear(y, x, w, bias, add, stream);
 }
 
 namespace {
+
+/// What linear() asks of its operands where a tail follows.
+void check_tail(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail,
+                Stream& stream) {
+  check_factors(x, w, tail.bias, stream);
+  const int64_t out = w.shape()[0];
+  const int64_t columns = tail.gated ? out / 2 : out;
+  if (tail.gated) {
+    check::shape(kLinear, "w", w, {2 * columns, x.shape()[1]}, "(out, in) for the rows of x");
+  }
+  check::shape(kLinear, "y", y, {x.shape()[0], columns}, "the columns that the tail leaves");
+  check::activation(kLinear, "y", y);
+  check::on_stream(kLinear, "y", y, stream);
+  check::disjoint(kLinear, "y", y, "x", x);
+  if (!tail.scale.empty()) {
+    check::f32(kLinear, "scale", tail.scale, {columns}, "a number a column", stream);
+  }
+  if ((tail.gated && !tail.activation) || (tail.add && y.dtype() != DType::kF32)) {
+    check::refuse("{}: {}", kLinear,
+                  tail.gated ? "a gated product has no activation; give one"
+                             : "halves cannot be added to; give f32");
+  }
+}
+
+/// What the columns of `product`, gates and what they open by turns, become.
+Tensor gated(const Tensor& product, Activation activation, Stream& stream) {
+  const Shape shape{product.shape()[0], product.shape()[1] / 2};
+  Tensor gate(DType::kF32, shape);
+  Tensor up(DType::kF32, shape);
+  const float* from = product.as<float>();
+  for (int64_t i = 0; i < shape.elements(); ++i) {
+    gate.as<float>()[i] = from[2 * i];
+    up.as<float>()[i] = from[2 * i + 1];
+  }
+  activate_gate(gate, gate, up, activation, stream);
+  return gate;
+}
 
 /// linear() with a tail on the CPU, of operations that there are anyway.
 void compose(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail,
@@ -74,68 +118,25 @@ void compose(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTai
     if (tail.activation) activate(y, y, *tail.activation, stream);
     return;
   }
-  const int64_t rows = x.shape()[0];
-  const int64_t columns = y.shape()[1];
-  Tensor product(DType::kF32, {rows, w.shape()[0]}, y.device());
+  Tensor product(DType::kF32, {x.shape()[0], w.shape()[0]});
   linear(product, x, w, tail.bias, false, stream);
-  TensorView made = product;
-  Tensor paired;
-  if (tail.gated) {  // gates to the front, what they open behind them
-    paired = Tensor(DType::kF32, {2, rows, columns}, y.device());
-    const float* from = product.as<float>();
-    float* gate = paired.as<float>();
-    float* up = gate + rows * columns;
-    for (int64_t i = 0; i < rows * columns; ++i) {
-      gate[i] = from[2 * i];
-      up[i] = from[2 * i + 1];
-    }
-    made = paired.view().slice(0, 1).reshape({rows, columns});
-    activate_gate(made, made, paired.view().slice(1, 1).reshape({rows, columns}), *tail.activation,
-                  stream);
+  if (tail.gated) {
+    product = gated(product, *tail.activation, stream);
   } else if (tail.activation) {
-    activate(made, made, *tail.activation, stream);
+    activate(product, product, *tail.activation, stream);
   }
   if (!tail.add) std::fill_n(y.as<float>(), y.elements(), 0.0f);
-  if (tail.scale.empty()) return add(y, made, stream);
-  add_scaled(y, made, tail.scale, stream);
+  if (tail.scale.empty()) return add(y, product, stream);
+  add_scaled(y, product, tail.scale, stream);
 }
 
 }  // namespace
 
 void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail,
             Stream& stream) {
-  constexpr std::string_view kOp = "linear";
-  check::rank(kOp, "x", x, 2, "(rows, in)");
-  check::rank(kOp, "w", w, 2, "(out, in)");
-  const int64_t rows = x.shape()[0];
-  const int64_t out = w.shape()[0];
-  const int64_t columns = tail.gated ? out / 2 : out;
-  check::shape(kOp, "w", w, {tail.gated ? 2 * columns : out, x.shape()[1]},
-               "(out, in) for the rows of x");
-  check::shape(kOp, "y", y, {rows, columns}, "the columns that the tail leaves");
-  check::activation(kOp, "x", x);
-  check::activation(kOp, "y", y);
-  check::floating(kOp, "w", w);
-  check::on_stream(kOp, "x", x, stream);
-  check::on_stream(kOp, "w", w, stream);
-  check::on_stream(kOp, "y", y, stream);
-  check::disjoint(kOp, "y", y, "x", x);
-  const auto vector = [&](std::string_view name, ConstTensorView of, int64_t length) {
-    if (of.empty()) return;
-    check::shape(kOp, name, of, {length}, "a number a column");
-    check::dtype(kOp, name, of, DType::kF32);
-    check::on_stream(kOp, name, of, stream);
-  };
-  vector("bias", tail.bias, out);
-  vector("scale", tail.scale, columns);
-  if ((tail.gated && !tail.activation) || (tail.add && y.dtype() != DType::kF32)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: {}", kOp,
-                            tail.gated ? "a gated product has no activation; give one"
-                                       : "halves cannot be added to; give f32"));
-  }
+  check_tail(y, x, w, tail, stream);
   if (y.elements() == 0) return;
-  if (stream.device().kind == DeviceKind::kCuda) return cuda::linear(y, x, w, tail, stream);
+  if (check::on_gpu(stream)) return cuda::linear(y, x, w, tail, stream);
   compose(y, x, w, tail, stream);
 }
 
@@ -143,7 +144,7 @@ void linears(std::span<const Projection> projections, ConstTensorView x, Stream&
   for (const Projection& projection : projections) {
     check_linear(projection.y, x, projection.w, projection.bias, stream);
   }
-  if (stream.device().kind == DeviceKind::kCuda && !x.empty()) {
+  if (check::on_gpu(stream) && !x.empty()) {
     return cuda::linears(projections, x, stream);
   }
   for (const Projection& projection : projections) {
@@ -170,23 +171,10 @@ bool gates_alone(const Projection& gate, const Projection& up, Activation activa
 
 void gated_linears(TensorView y, const Projection& gate, const Projection& up,
                    Activation activation, ConstTensorView x, Stream& stream) {
-  constexpr std::string_view kOp = "gated_linears";
   const bool alone = gate.y.empty() && up.y.empty() && x.shape().rank() == 2 && !y.empty() &&
                      gates_alone(gate, up, activation, y.dtype(), x.shape()[0]);
-  for (const Projection* of : {&gate, &up}) {
-    if (alone) {
-      check_factors(x, of->w, of->bias, stream);
-    } else {
-      check_linear(of->y, x, of->w, of->bias, stream);
-    }
-  }
-  check::shape(kOp, "up.w", up.w, gate.w.shape(), "the shape of gate.w");
-  check::shape(kOp, "y", y, {x.shape()[0], gate.w.shape()[0]}, "(rows, out) of x and gate.w");
-  check::activation(kOp, "y", y);
-  check::on_stream(kOp, "y", y, stream);
-  check::disjoint(kOp, "y", y, "x", x);
-  if (!alone) check_gated(y, gate, up);
-  if (y.elements() > 0 && stream.device().kind == DeviceKind::kCuda) {
+  check_gated(y, gate, up, x, alone, stream);
+  if (y.elements() > 0 && check::on_gpu(stream)) {
     return cuda::gated_linears(y, gate, up, activation, x, stream);
   }
   const Projection both[] = {gate, up};

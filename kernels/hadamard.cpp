@@ -1,43 +1,43 @@
 #include "kernels/hadamard.h"
 
-#include <fmt/format.h>
-
 #include <string_view>
 
-#include "kernels/base/error.h"
 #include "kernels/check.h"
 #include "kernels/cpu/hadamard.h"
 #include "kernels/cuda/hadamard.h"
 
 namespace kvlm {
 
-void hadamard(std::span<const HadamardRows> rows, Stream& stream) {
+namespace {
+
+/// `some` are vectors like those of `first`, which the same call transforms.
+void check_vectors(const HadamardRows& some, const ConstTensorView& first, Stream& stream) {
   constexpr std::string_view kOp = "hadamard";
   constexpr int64_t kMostDim = 2048;
-  if (rows.empty()) return;
-  const ConstTensorView& first = rows[0].from;
-  for (const HadamardRows& some : rows) {
-    const Shape& shape = some.from.shape();
-    if (shape.rank() == 0 || shape.back() < 1 || shape.back() > kMostDim ||
-        shape.back() != first.shape().back()) {
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          fmt::format("hadamard: vectors of {} numbers beside {}; expected 1 to {} in every "
-                      "tensor of a call, and as many",
-                      shape.rank() == 0 ? 0 : shape.back(),
-                      first.shape().rank() == 0 ? 0 : first.shape().back(), kMostDim));
-    }
-    check::activation(kOp, "from", some.from);
-    check::dtype(kOp, "from", some.from, first.dtype());
-    check::dtype(kOp, "to", some.to, first.dtype());
-    check::shape(kOp, "to", some.to, shape, "as from");
-    check::on_stream(kOp, "from", some.from, stream);
-    check::on_stream(kOp, "to", some.to, stream);
-    if (some.to.data() != some.from.data()) {
-      check::disjoint(kOp, "to", some.to, "from", some.from);
-    }
+  const Shape& shape = some.from.shape();
+  if (shape.rank() == 0 || shape.back() < 1 || shape.back() > kMostDim ||
+      shape.back() != first.shape().back()) {
+    check::refuse(
+        "hadamard: vectors of {} numbers beside {}; expected 1 to {} in every "
+        "tensor of a call, and as many",
+        shape.rank() == 0 ? 0 : shape.back(), first.shape().rank() == 0 ? 0 : first.shape().back(),
+        kMostDim);
   }
-  if (stream.device().kind == DeviceKind::kCuda) return cuda::hadamard(rows, stream);
+  check::activation(kOp, "from", some.from);
+  check::dtype(kOp, "from", some.from, first.dtype());
+  check::dtype(kOp, "to", some.to, first.dtype());
+  check::shape(kOp, "to", some.to, shape, "as from");
+  check::on_stream(kOp, "from", some.from, stream);
+  check::on_stream(kOp, "to", some.to, stream);
+  if (some.to.data() != some.from.data()) check::disjoint(kOp, "to", some.to, "from", some.from);
+}
+
+}  // namespace
+
+void hadamard(std::span<const HadamardRows> rows, Stream& stream) {
+  if (rows.empty()) return;
+  for (const HadamardRows& some : rows) check_vectors(some, rows[0].from, stream);
+  if (check::on_gpu(stream)) return cuda::hadamard(rows, stream);
   cpu::hadamard(rows, stream);
 }
 

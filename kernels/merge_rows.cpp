@@ -1,11 +1,9 @@
 #include "kernels/merge_rows.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <functional>
 
-#include "kernels/base/error.h"
+#include "kernels/check.h"
 #include "kernels/cpu/merge_rows.h"
 #include "kernels/cuda/merge_rows.h"
 
@@ -17,21 +15,21 @@ void merge_rows(MergeRule rule, const RowMerge& merge, Stream& stream) {
   if (!ascending || merge.keys == nullptr || merge.values == nullptr ||
       merge.merged_keys == nullptr || merge.merged_values == nullptr || merge.kept.empty() ||
       merge.kept.front() < 0 || merge.kept.back() >= merge.rows || merge.dim < 1) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("merge_rows: {} of {} rows of {} channels are kept, expected at least "
-                            "one, ascending, all below the number of rows, and memory",
-                            merge.kept.size(), merge.rows, merge.dim));
+    check::refuse(
+        "merge_rows: {} of {} rows of {} channels are kept, expected at least "
+        "one, ascending, all below the number of rows, and memory",
+        merge.kept.size(), merge.rows, merge.dim);
   }
   if (merge.lone_first < 0 || merge.lone_last < 0 ||
       static_cast<size_t>(merge.lone_first) + static_cast<size_t>(merge.lone_last) >
           merge.kept.size() ||
       (rule == MergeRule::kFeature && merge.lone_first + merge.lone_last > 0)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("merge_rows: of {} kept rows no row may join the first {} and the last "
-                            "{}, expected no more than there are, and none where keys decide",
-                            merge.kept.size(), merge.lone_first, merge.lone_last));
+    check::refuse(
+        "merge_rows: of {} kept rows no row may join the first {} and the last "
+        "{}, expected no more than there are, and none where keys decide",
+        merge.kept.size(), merge.lone_first, merge.lone_last);
   }
-  if (stream.device().kind == DeviceKind::kCuda) return cuda::merge_rows(rule, merge, stream);
+  if (check::on_gpu(stream)) return cuda::merge_rows(rule, merge, stream);
   cpu::merge_rows(rule, merge);
 }
 

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "kernels/base/error.h"
+#include "kernels/check.h"
 #include "kernels/cpu/pack.h"
 #include "kernels/cuda/pack.h"
 
@@ -14,7 +15,28 @@ namespace kvlm {
 namespace {
 
 [[noreturn]] void refuse(std::string_view op, std::string_view why) {
-  throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: {}", op, why));
+  check::refuse("{}: {}", op, why);
+}
+
+/// A section of a format with scales along `axis` is packed by a rule that makes such codes.
+void check_rule(std::string_view op, const PackedSection& section, const PackRule& rule,
+                ScaleAxis axis) {
+  if (section.channels < 1) refuse(op, "a section without channels");
+  if ((rule.rule == CodeRule::kTernary) != is_ternary(section.code)) {
+    refuse(op, "ternary codes and the ternary rule go together");
+  }
+  if ((rule.rule == CodeRule::kAffine) != section.zero_stored) {
+    refuse(op, "zero points are stored for affine codes, and only for them");
+  }
+  if (rule.rule == CodeRule::kSign && section.code != CodeFormat::kBits1) {
+    refuse(op, "signs take one bit");
+  }
+  if (rule.rule == CodeRule::kSign && axis != ScaleAxis::kChannel) {
+    refuse(op, "signs have a scale per channel");
+  }
+  if (rule.rule == CodeRule::kTernary && axis == ScaleAxis::kHead) {
+    refuse(op, "ternary codes have a scale per channel or per token");
+  }
 }
 
 void check_rules(std::string_view op, const PackedFormat& format,
@@ -29,26 +51,8 @@ void check_rules(std::string_view op, const PackedFormat& format,
   if (format.axis == ScaleAxis::kToken && format.group_size < 1) {
     refuse(op, "scales per token need a group size of at least 1");
   }
-  for (int i = 0; i < format.sections; ++i) {
-    const PackedSection& section = format.section[static_cast<size_t>(i)];
-    const PackRule& rule = rules[static_cast<size_t>(i)];
-    const bool trits = is_ternary(section.code);
-    if (section.channels < 1) refuse(op, "a section without channels");
-    if ((rule.rule == CodeRule::kTernary) != trits) {
-      refuse(op, "ternary codes and the ternary rule go together");
-    }
-    if ((rule.rule == CodeRule::kAffine) != section.zero_stored) {
-      refuse(op, "zero points are stored for affine codes, and only for them");
-    }
-    if (rule.rule == CodeRule::kSign && section.code != CodeFormat::kBits1) {
-      refuse(op, "signs take one bit");
-    }
-    if (rule.rule == CodeRule::kSign && format.axis != ScaleAxis::kChannel) {
-      refuse(op, "signs have a scale per channel");
-    }
-    if (rule.rule == CodeRule::kTernary && format.axis == ScaleAxis::kHead) {
-      refuse(op, "ternary codes have a scale per channel or per token");
-    }
+  for (size_t i = 0; i < static_cast<size_t>(format.sections); ++i) {
+    check_rule(op, format.section[i], rules[i], format.axis);
   }
 }
 
@@ -75,7 +79,7 @@ void check_served(const PackedFormat& format, const std::array<PackRule, 2>& rul
 void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
           std::span<const PackJob> jobs, Stream& stream, DType dtype) {
   check_rules("pack", format, rules);
-  if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
+  if (!check::is_floating(dtype)) {
     refuse("pack", fmt::format("rows are f32, f16 or bf16, not {}", dtype_name(dtype)));
   }
   for (const PackJob& job : jobs) {
@@ -87,7 +91,7 @@ void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
       refuse("pack", "a job that shares a range follows another, in a format of one scale a job");
     }
   }
-  if (stream.device().kind == DeviceKind::kCuda) {
+  if (check::on_gpu(stream)) {
     check_served(format, rules);
     return cuda::pack(format, rules, jobs, dtype, stream);
   }

@@ -53,20 +53,30 @@ double measure_memory_rate(std::span<std::byte> bytes, Stream& stream) {
   return static_cast<double>(blocks * kBlock) / seconds + (impossible ? 1 : 0);
 }
 
+namespace {
+
+/// A matrix of small numbers for each thread.
+std::vector<Tensor> matrices(size_t threads, int size) {
+  std::vector<Tensor> made;
+  for (size_t i = 0; i < threads; ++i) {
+    float* values = made.emplace_back(DType::kF32, Shape{size, size}).as<float>();
+    const auto n = static_cast<size_t>(size);
+    for (size_t j = 0; j < n * n; ++j) values[j] = static_cast<float>(j % 7) - 3.0f;
+  }
+  return made;
+}
+
+}  // namespace
+
 double measure_matrix_rate(int size, DType dtype, Stream& stream) {
   const auto edge = static_cast<double>(size);
   if (stream.device().kind == DeviceKind::kCuda)
     return cuda::measure_matrix_rate(size, dtype, stream);
   const auto threads = static_cast<size_t>(stream.pool().threads());
   const auto n = static_cast<size_t>(size);
-  std::vector<Tensor> x, w, y;
-  for (size_t i = 0; i < threads; ++i) {
-    for (std::vector<Tensor>* tensors : {&x, &w, &y}) {
-      tensors->emplace_back(DType::kF32, Shape{size, size});
-      float* values = tensors->back().as<float>();
-      for (size_t j = 0; j < n * n; ++j) values[j] = static_cast<float>(j % 7) - 3.0f;
-    }
-  }
+  std::vector<Tensor> x = matrices(threads, size);
+  std::vector<Tensor> w = matrices(threads, size);
+  std::vector<Tensor> y = matrices(threads, size);
   const auto multiply_all = [&] {
     stream.pool().parallel_for(threads, [&](size_t i, int) {
       cpu::multiply({y[i].as<float>(), n}, {x[i].as<float>(), n}, {w[i].as<float>(), n}, n, n, n,

@@ -1,8 +1,5 @@
 #include "kernels/rope.h"
 
-#include <fmt/format.h>
-
-#include "kernels/base/error.h"
 #include "kernels/check.h"
 #include "kernels/cpu/rope.h"
 #include "kernels/cuda/rope.h"
@@ -17,17 +14,14 @@ void check_rotate(TensorView x, ConstTensorView cos, ConstTensorView sin, Stream
   check::rank(kOp, "cos", cos, 2, "(rows, rotary / 2)");
   check::shape(kOp, "cos", cos, {x.shape()[0], cos.shape()[1]}, "one row of angles per row of x");
   check::shape(kOp, "sin", sin, cos.shape(), "the shape of cos");
-  check::dtype(kOp, "x", x, DType::kF32);
-  check::dtype(kOp, "cos", cos, DType::kF32);
-  check::dtype(kOp, "sin", sin, DType::kF32);
-  check::on_stream(kOp, "x", x, stream);
-  check::on_stream(kOp, "cos", cos, stream);
-  check::on_stream(kOp, "sin", sin, stream);
+  check::f32(kOp, "x", x, stream);
+  check::f32(kOp, "cos", cos, stream);
+  check::f32(kOp, "sin", sin, stream);
   if (2 * cos.shape()[1] > x.shape()[2]) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("rotate: {} angles per row rotate {} channels, but a head of x has {}; "
-                            "give at most head_dim / 2 angles",
-                            cos.shape()[1], 2 * cos.shape()[1], x.shape()[2]));
+    check::refuse(
+        "rotate: {} angles per row rotate {} channels, but a head of x has {}; "
+        "give at most head_dim / 2 angles",
+        cos.shape()[1], 2 * cos.shape()[1], x.shape()[2]);
   }
 }
 
@@ -41,7 +35,7 @@ void rotate(std::span<const TensorView> xs, ConstTensorView cos, ConstTensorView
             Stream& stream) {
   for (const TensorView& x : xs) check_rotate(x, cos, sin, stream);
   if (cos.elements() == 0) return;
-  if (stream.device().kind == DeviceKind::kCuda) return cuda::rotate(xs, cos, sin, stream);
+  if (check::on_gpu(stream)) return cuda::rotate(xs, cos, sin, stream);
   for (const TensorView& x : xs) {
     if (x.elements() > 0) cpu::rotate(x, cos, sin, stream);
   }

@@ -1,12 +1,8 @@
 #include "kernels/row_batch.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
-#include "kernels/base/error.h"
 #include "kernels/check.h"
 
 // RowBatch: decode attention over full rows of many KV heads at once. Runs are cut into splits,
@@ -15,13 +11,10 @@ namespace kvlm {
 
 namespace {
 
-template <class... Args>
-[[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ErrorCode::kInvalidArgument, fmt::format(format, std::forward<Args>(args)...));
-}
+using check::refuse;
 
 void check_run(const KeyValueRows& run) {
-  if (run.dtype != DType::kF32 && run.dtype != DType::kF16 && run.dtype != DType::kBF16) {
+  if (!check::is_floating(run.dtype)) {
     refuse("RowBatch: a run holds {}, expected f32, f16 or bf16", dtype_name(run.dtype));
   }
   if (run.rows < 0 || (run.rows > 0 && (run.keys == nullptr || run.values == nullptr))) {
@@ -125,12 +118,7 @@ void RowBatch::add(const float* q, std::span<const KeyValueRows> runs, float* ou
 void RowBatch::attend(float scale, Stream& stream) {
   const State& state = *state_;
   check::attends_on_cpu("RowBatch", stream);
-  if (!std::isfinite(scale) || state.q_per_kv < 1 || state.head_dim < 1) {
-    refuse(
-        "RowBatch: q_per_kv {}, head_dim {} and scale {}, expected two positive numbers and a "
-        "finite one",
-        state.q_per_kv, state.head_dim, scale);
-  }
+  check::decode_sizes("RowBatch", state.q_per_kv, state.head_dim, scale);
   if (!state.lanes.empty()) state.attend(scale, stream);
 }
 

@@ -1,11 +1,9 @@
 #include "kernels/row_moves.h"
 
-#include <fmt/format.h>
-
 #include <cmath>
 #include <vector>
 
-#include "kernels/base/error.h"
+#include "kernels/check.h"
 #include "kernels/cpu/row_moves.h"
 #include "kernels/cuda/row_moves.h"
 
@@ -13,13 +11,11 @@ namespace kvlm {
 
 namespace {
 
-void check(const char* op, DType dtype, int dim, bool has_floats) {
-  const bool floating = dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
-  if (!floating || dim < 1 || !has_floats) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: rows of {} numbers of {}, expected f32, f16 or bf16 and memory "
-                            "for the floats",
-                            op, dim, dtype_name(dtype)));
+void check_rows(const char* op, DType dtype, int dim, bool has_floats) {
+  if (!check::is_floating(dtype) || dim < 1 || !has_floats) {
+    check::refuse(
+        "{}: rows of {} numbers of {}, expected f32, f16 or bf16 and memory for the floats", op,
+        dim, dtype_name(dtype));
   }
 }
 
@@ -28,20 +24,16 @@ void check(const char* op, DType dtype, int dim, bool has_floats) {
 void widen_rows(std::span<const std::byte* const> rows, DType dtype, int dim, float* out,
                 Stream& stream) {
   if (rows.empty()) return;
-  check("widen_rows", dtype, dim, out != nullptr);
-  if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::widen_rows(rows, dtype, dim, out, stream);
-  }
+  check_rows("widen_rows", dtype, dim, out != nullptr);
+  if (check::on_gpu(stream)) return cuda::widen_rows(rows, dtype, dim, out, stream);
   cpu::widen_rows(rows, dtype, dim, out, stream);
 }
 
 void widen_ranges(std::span<const RowRange> ranges, DType dtype, int dim, float* out,
                   Stream& stream) {
   if (ranges.empty()) return;
-  check("widen_ranges", dtype, dim, out != nullptr);
-  if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::widen_ranges(ranges, dtype, dim, out, stream);
-  }
+  check_rows("widen_ranges", dtype, dim, out != nullptr);
+  if (check::on_gpu(stream)) return cuda::widen_ranges(ranges, dtype, dim, out, stream);
   cpu::widen_ranges(ranges, dtype, dim, out, stream);
 }
 
@@ -49,23 +41,21 @@ void copy_ranges(std::span<const ByteRange> ranges, Stream& stream) {
   if (ranges.empty()) return;
   for (const ByteRange& range : ranges) {
     if (range.bytes > 0 && (range.from == nullptr || range.to == nullptr)) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("copy_ranges: a range of {} bytes lacks where they are or where "
-                              "they go; give it both",
-                              range.bytes));
+      check::refuse(
+          "copy_ranges: a range of {} bytes lacks where they are or where "
+          "they go; give it both",
+          range.bytes);
     }
   }
-  if (stream.device().kind == DeviceKind::kCuda) return cuda::copy_ranges(ranges, stream);
+  if (check::on_gpu(stream)) return cuda::copy_ranges(ranges, stream);
   cpu::copy_ranges(ranges, stream);
 }
 
 void narrow_rows(std::span<std::byte* const> rows, DType dtype, int dim, const float* x,
                  Stream& stream) {
   if (rows.empty()) return;
-  check("narrow_rows", dtype, dim, x != nullptr);
-  if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::narrow_rows(rows, dtype, dim, x, stream);
-  }
+  check_rows("narrow_rows", dtype, dim, x != nullptr);
+  if (check::on_gpu(stream)) return cuda::narrow_rows(rows, dtype, dim, x, stream);
   cpu::narrow_rows(rows, dtype, dim, x, stream);
 }
 
@@ -75,13 +65,13 @@ void close_gaps(std::span<const RowGap> gaps, Stream& stream) {
     if (gap.ring == nullptr || gap.rows < 1 || gap.rows > gap.ring_rows || gap.gap < 0 ||
         gap.gap >= gap.rows || gap.first < 0 || gap.first >= gap.ring_rows ||
         gap.row_bytes % 2 != 0) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("close_gaps: row {} of {} in a ring of {} from place {}, rows of {} "
-                              "bytes; expected a row of the ring and an even size",
-                              gap.gap, gap.rows, gap.ring_rows, gap.first, gap.row_bytes));
+      check::refuse(
+          "close_gaps: row {} of {} in a ring of {} from place {}, rows of {} "
+          "bytes; expected a row of the ring and an even size",
+          gap.gap, gap.rows, gap.ring_rows, gap.first, gap.row_bytes);
     }
   }
-  if (stream.device().kind == DeviceKind::kCuda) return cuda::close_gaps(gaps, stream);
+  if (check::on_gpu(stream)) return cuda::close_gaps(gaps, stream);
   cpu::close_gaps(gaps, stream);
 }
 
@@ -96,13 +86,11 @@ void find_waves(std::span<const float> frequencies, double by, std::span<double>
 void turn_rows(std::span<const TurnedRow> rows, DType dtype, std::span<const float> frequencies,
                double by, Stream& stream) {
   if (rows.empty()) return;
-  check("turn_rows", dtype, static_cast<int>(2 * frequencies.size()), rows[0].from != nullptr);
+  check_rows("turn_rows", dtype, static_cast<int>(2 * frequencies.size()), rows[0].from != nullptr);
   static thread_local std::vector<double> waves;
   waves.resize(2 * frequencies.size());
   find_waves(frequencies, by, waves);
-  if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::turn_rows(rows, dtype, waves, stream);
-  }
+  if (check::on_gpu(stream)) return cuda::turn_rows(rows, dtype, waves, stream);
   cpu::turn_rows(rows, dtype, waves, stream);
 }
 

@@ -1,12 +1,9 @@
 #include "kernels/sample.h"
 
-#include <fmt/format.h>
-
 #include <cassert>
 #include <cmath>
 #include <string_view>
 
-#include "kernels/base/error.h"
 #include "kernels/check.h"
 #include "kernels/cpu/sample.h"
 #include "kernels/cuda/sample.h"
@@ -20,16 +17,13 @@ constexpr int64_t kMaxVocab = 1 << 30;  // ids and what is added to them stay wi
 
 void check_count(std::string_view name, size_t count, int64_t rows) {
   if (count != static_cast<size_t>(rows)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: {} has {} entries, expected {}, the rows of logits", kOp, name,
-                            count, rows));
+    check::refuse("{}: {} has {} entries, expected {}, the rows of logits", kOp, name, count, rows);
   }
 }
 
 void check_row(size_t index, const RowSampling& row) {
   const auto refuse = [&](std::string_view name, double value, std::string_view expected) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: {} of row {} is {}, expected {}", kOp,
-                                                         name, index, value, expected));
+    check::refuse("{}: {} of row {} is {}, expected {}", kOp, name, index, value, expected);
   };
   if (!std::isfinite(row.temperature)) refuse("temperature", row.temperature, "a finite number");
   if (row.top_k < 0) refuse("top_k", row.top_k, "0 or more");
@@ -46,21 +40,17 @@ void check_row(size_t index, const RowSampling& row) {
 void sample_rows(std::span<int32_t> ids, TensorView logits, std::span<const RowSampling> rows,
                  Stream& stream) {
   check::rank(kOp, "logits", logits, 2, "(rows, vocab)");
-  check::dtype(kOp, "logits", logits, DType::kF32);
-  check::on_stream(kOp, "logits", logits, stream);
+  check::f32(kOp, "logits", logits, stream);
   check_count("ids", ids.size(), logits.shape()[0]);
   check_count("rows", rows.size(), logits.shape()[0]);
   for (size_t i = 0; i < rows.size(); ++i) check_row(i, rows[i]);
   if (rows.empty()) return;
   const int64_t vocab = logits.shape()[1];
   if (vocab < 1 || vocab > kMaxVocab) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: logits has shape {}, expected 1 to {} logits a row", kOp,
-                            logits.shape().str(), kMaxVocab));
+    check::refuse("{}: logits has shape {}, expected 1 to {} logits a row", kOp,
+                  logits.shape().str(), kMaxVocab);
   }
-  if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::sample_rows(ids, logits, rows, stream);
-  }
+  if (check::on_gpu(stream)) return cuda::sample_rows(ids, logits, rows, stream);
   cpu::sample_rows(ids, logits, rows, stream);
 }
 

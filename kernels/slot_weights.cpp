@@ -1,8 +1,5 @@
 #include "kernels/slot_weights.h"
 
-#include <fmt/format.h>
-
-#include "kernels/base/error.h"
 #include "kernels/check.h"
 #include "kernels/cpu/slot_weights.h"
 #include "kernels/cuda/slot_weights.h"
@@ -14,10 +11,10 @@ void add_slot_weights(std::span<const SlotWeights> lanes, int q_per_kv, Stream& 
   for (const SlotWeights& lane : lanes) {
     if (q_per_kv < 1 || lane.weights == nullptr || lane.sums == nullptr || lane.known < 0 ||
         lane.known > lane.slots) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("add_slot_weights: {} of {} slots of {} queries have a sum, expected "
-                              "queries, memory for weights and sums, and at most all slots",
-                              lane.known, lane.slots, q_per_kv));
+      check::refuse(
+          "add_slot_weights: {} of {} slots of {} queries have a sum, expected "
+          "queries, memory for weights and sums, and at most all slots",
+          lane.known, lane.slots, q_per_kv);
     }
   }
   check::attends_on_cpu("add_slot_weights", stream);
@@ -32,13 +29,13 @@ void mean_arrays(std::span<const float* const> arrays, std::span<const MeanJob> 
         job.first >= 0 && job.arrays > 0 &&
         static_cast<size_t>(job.first) + static_cast<size_t>(job.arrays) <= arrays.size();
     if (!there || job.out == nullptr) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("mean_arrays: arrays {} to {} of {}, expected some of the list and "
-                              "memory for the mean",
-                              job.first, int64_t{job.first} + job.arrays, arrays.size()));
+      check::refuse(
+          "mean_arrays: arrays {} to {} of {}, expected some of the list and "
+          "memory for the mean",
+          job.first, int64_t{job.first} + job.arrays, arrays.size());
     }
   }
-  if (stream.device().kind == DeviceKind::kCuda) return cuda::mean_arrays(arrays, jobs, stream);
+  if (check::on_gpu(stream)) return cuda::mean_arrays(arrays, jobs, stream);
   cpu::mean_arrays(arrays, jobs, stream);
 }
 

@@ -14,9 +14,7 @@ void store_rows(std::span<const RowDestination> destinations, DType dtype, Const
                "one destination per head");
   check::activation(kOp, "x", x);
   check::on_stream(kOp, "x", x, stream);
-  if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::store_rows(destinations, dtype, x, stream);
-  }
+  if (check::on_gpu(stream)) return cuda::store_rows(destinations, dtype, x, stream);
   cpu::store_rows(destinations, dtype, x, stream);
 }
 

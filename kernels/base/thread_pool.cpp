@@ -103,6 +103,28 @@ struct ThreadPool::State {
     }
   }
 
+  /// Lets workers take `count` tasks, and wakes as many as sleep and are wanted.
+  void offer(size_t count) {
+    unfinished.store(count, std::memory_order_relaxed);
+    untaken.store(count);
+    if (sleepers.load() == 0) return;
+    { const std::lock_guard lock(mutex); }  // no sleeper is between its check and its wait
+    if (count > workers.size()) return wake.notify_all();
+    for (size_t i = 1; i < count; ++i) wake.notify_one();
+  }
+
+  /// Waits until all tasks are finished.
+  void await_end() {
+    for (int spin = 0; unfinished.load(std::memory_order_acquire) != 0; ++spin) {
+      if (spin < spins) {
+        hwy::Pause();
+        continue;
+      }
+      std::unique_lock lock(mutex);
+      done.wait(lock, [&] { return unfinished.load(std::memory_order_acquire) == 0; });
+    }
+  }
+
   void loop(int worker) {
     while (!stop.load(std::memory_order_relaxed)) {
       for (int spin = 0; spin < spins && untaken.load(std::memory_order_relaxed) == 0; ++spin) {
@@ -161,25 +183,9 @@ void ThreadPool::run(size_t tasks, void (*body)(void*, size_t, int), void* conte
   state.tasks = tasks;
   state.body = body;
   state.context = context;
-  state.unfinished.store(tasks, std::memory_order_relaxed);
-  state.untaken.store(tasks);
-  if (state.sleepers.load() > 0) {
-    { const std::lock_guard lock(state.mutex); }  // no sleeper is between its check and its wait
-    if (tasks > state.workers.size()) {
-      state.wake.notify_all();
-    } else {
-      for (size_t i = 1; i < tasks; ++i) state.wake.notify_one();
-    }
-  }
+  state.offer(tasks);
   state.work(0);
-  for (int spin = 0; state.unfinished.load(std::memory_order_acquire) != 0; ++spin) {
-    if (spin < state.spins) {
-      hwy::Pause();
-      continue;
-    }
-    std::unique_lock lock(state.mutex);
-    state.done.wait(lock, [&] { return state.unfinished.load(std::memory_order_acquire) == 0; });
-  }
+  state.await_end();
   const std::lock_guard lock(state.mutex);
   if (state.failure) std::rethrow_exception(std::exchange(state.failure, nullptr));
 }

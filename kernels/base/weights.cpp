@@ -44,10 +44,28 @@ void convert_into(Tensor& to, const ConstTensorView& from, const Watch* watch) {
   }
 }
 
+/// The tensor `name` has another shape than config.json implies.
+[[noreturn]] void refuse_shape(std::string_view name, const Shape& found,
+                               std::string_view expected) {
+  throw Error(ErrorCode::kCorruptFile,
+              fmt::format("tensor {} has shape {}, but config.json implies {}; the weights and the "
+                          "configuration do not belong together",
+                          name, found.str(), expected));
+}
+
 Shape with_rows(const Shape& shape, int64_t rows) {
   std::vector<int64_t> dims;
   for (int axis = 0; axis < shape.rank(); ++axis) dims.push_back(axis == 0 ? rows : shape[axis]);
   return Shape(dims);
+}
+
+/// `unreadable` is empty for a tensor of `dtype`, which is one of weights.
+void check_readable(std::string_view name, std::string_view unreadable, DType dtype) {
+  if (unreadable.empty() && is_float(dtype)) return;
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("tensor {} holds {}; weights must be f32, f16 or bf16: use a checkpoint "
+                          "that is not quantised",
+                          name, unreadable.empty() ? dtype_name(dtype) : unreadable));
 }
 
 /// Runs of rows as one tensor.
@@ -110,6 +128,24 @@ void copy_rows_now(std::byte* to, size_t stride, ConstTensorView from, size_t by
   }
 }
 
+/// Copies `view`, in the format of `to`, to the rows that `part` names. Returns the bytes.
+size_t put_part(Tensor& to, const WeightMap::SubTensor& part, ConstTensorView view,
+                const Watch* watch) {
+  std::shared_ptr<Tensor> changed;
+  if (view.dtype() != to.dtype()) {
+    changed = converted(view, to.dtype(), watch);
+    view = std::as_const(*changed).view();
+  }
+  const auto bytes_of = [&](const Shape& shape) {
+    return static_cast<size_t>(columns_of(shape)) * dtype_bytes(to.dtype());
+  };
+  const size_t row_bytes = bytes_of(to.shape());
+  copy_rows_now(to.view().data() + static_cast<size_t>(part.first) * row_bytes,
+                static_cast<size_t>(part.step) * row_bytes, view, bytes_of(view.shape()),
+                to.view().device().kind != DeviceKind::kCpu);
+  return view.bytes();
+}
+
 }  // namespace
 
 void WeightMap::add(std::string name, ConstTensorView view, std::shared_ptr<const void> owner) {
@@ -144,11 +180,7 @@ void WeightMap::split(std::string_view name, int64_t groups, std::span<const Sli
   const bool readable = packed.unreadable_dtype.empty();
   const Shape& shape = packed.view.shape();
   if (readable && (shape.rank() == 0 || shape[0] != groups * group_rows)) {
-    throw Error(
-        ErrorCode::kCorruptFile,
-        fmt::format("tensor {} has shape {}, but config.json implies {} rows; the weights and the "
-                    "configuration do not belong together",
-                    name, shape.str(), groups * group_rows));
+    refuse_shape(name, shape, fmt::format("{} rows", groups * group_rows));
   }
   int64_t first = 0;
   for (const Slice& slice : slices) {
@@ -216,20 +248,9 @@ ConstTensorView WeightMap::joined(const Shape& shape, std::span<const SubTensor>
       views, [first](const ConstTensorView& view) { return view.dtype() == first; });
   const DType dtype = wide || !alike ? DType::kF32 : first;
   auto tensor = std::make_shared<Tensor>(dtype, shape, device_, MemoryUse::kWeights);
-  const size_t row_bytes = static_cast<size_t>(columns_of(shape)) * dtype_bytes(dtype);
   clear_now(tensor->view());
   for (size_t i = 0; i < parts.size(); ++i) {
-    ConstTensorView view = views[i];
-    std::shared_ptr<Tensor> changed;
-    if (view.dtype() != dtype) {
-      changed = converted(view, dtype, watch_);
-      view = std::as_const(*changed).view();
-    }
-    const size_t bytes = static_cast<size_t>(columns_of(view.shape())) * dtype_bytes(dtype);
-    copy_rows_now(tensor->view().data() + static_cast<size_t>(parts[i].first) * row_bytes,
-                  static_cast<size_t>(parts[i].step) * row_bytes, view, bytes,
-                  device_.kind != DeviceKind::kCpu);
-    count(view.bytes());
+    count(put_part(*tensor, parts[i], views[i], watch_));
   }
   owners_.resize(kept);
   return owned(std::move(tensor));
@@ -257,23 +278,10 @@ ConstTensorView WeightMap::take_unplaced(std::string_view name, const Shape& sha
   }
   const Entry& entry = place->second;
   ConstTensorView view = entry.runs.empty() ? entry.view : entry.runs.front();
-  const std::string& unreadable = entry.unreadable_dtype;
-  if (!unreadable.empty() || !is_float(view.dtype())) {
-    const std::string_view found = unreadable.empty() ? dtype_name(view.dtype()) : unreadable;
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("tensor {} holds {}; weights must be f32, f16 or bf16: use a "
-                            "checkpoint that is not quantised",
-                            name, found));
-  }
+  check_readable(name, entry.unreadable_dtype, view.dtype());
   Shape found = view.shape();
   if (!entry.runs.empty()) found = with_rows(found, found[0] * std::ssize(entry.runs));
-  if (found != shape) {
-    throw Error(
-        ErrorCode::kCorruptFile,
-        fmt::format("tensor {} has shape {}, but config.json implies {}; the weights and the "
-                    "configuration do not belong together",
-                    name, found.str(), shape.str()));
-  }
+  if (found != shape) refuse_shape(name, found, shape.str());
   std::shared_ptr<Tensor> whole;
   if (!entry.runs.empty()) {
     whole = put_together(entry.runs, shape);

@@ -295,43 +295,29 @@ class BlockReader {
 
 // --------------------------------------------------------------------------- queries, four at most
 
-template <class T, int kQueries>
-void score_some(const std::byte* keys, size_t width, size_t rows, const float* q,
-                TileScores& scores) {
+/// scores.of[i][r] = q_i . K_r of at most kQueries queries and kTileRows dense rows.
+template <class T, int kQueries = kMaxQueries>
+void score(const std::byte* keys, size_t width, size_t rows, const float* q, size_t queries,
+           TileScores& scores) {
+  if constexpr (kQueries > 1) {
+    if (queries < kQueries) return score<T, kQueries - 1>(keys, width, rows, q, queries, scores);
+  }
   const RowSource<T> source({keys, keys, kDTypeOf<T>, static_cast<int64_t>(rows)}, width);
   source.template score_tile<kQueries>(0, rows, q, scores);
 }
 
-/// scores.of[i][r] = q_i . K_r of at most kMost queries and kTileRows dense rows.
-template <class T>
-void score(const std::byte* keys, size_t width, size_t rows, const float* q,
-           [[maybe_unused]] size_t queries, TileScores& scores) {
-#if HWY_TARGET != HWY_SCALAR
-  if (queries == 2) return score_some<T, 2>(keys, width, rows, q, scores);
-  if (queries == 3) return score_some<T, 3>(keys, width, rows, q, scores);
-  if (queries == 4) return score_some<T, 4>(keys, width, rows, q, scores);
-#endif
-  score_some<T, 1>(keys, width, rows, q, scores);
-}
-
-template <class T, int kQueries>
-void accumulate_some(const std::byte* values, size_t width, size_t rows, const TileScores& weights,
-                     float* out) {
+/// out_i += sum_r weights.of[i][r] V_r of at most kQueries queries and kTileRows dense rows.
+template <class T, int kQueries = kMaxQueries>
+void accumulate(const std::byte* values, size_t width, size_t rows, const TileScores& weights,
+                size_t queries, float* out) {
+  if constexpr (kQueries > 1) {
+    if (queries < kQueries) {
+      return accumulate<T, kQueries - 1>(values, width, rows, weights, queries, out);
+    }
+  }
   constexpr float kKeep[] = {1, 1, 1, 1};
   const RowSource<T> source({values, values, kDTypeOf<T>, static_cast<int64_t>(rows)}, width);
   source.template accumulate_tile<kQueries>(0, rows, weights, kKeep, out);
-}
-
-/// out_i += sum_r weights.of[i][r] V_r of at most kMost queries and kTileRows dense rows.
-template <class T>
-void accumulate(const std::byte* values, size_t width, size_t rows, const TileScores& weights,
-                [[maybe_unused]] size_t queries, float* out) {
-#if HWY_TARGET != HWY_SCALAR
-  if (queries == 2) return accumulate_some<T, 2>(values, width, rows, weights, out);
-  if (queries == 3) return accumulate_some<T, 3>(values, width, rows, weights, out);
-  if (queries == 4) return accumulate_some<T, 4>(values, width, rows, weights, out);
-#endif
-  accumulate_some<T, 1>(values, width, rows, weights, out);
 }
 
 // ----------------------------------------------------------------------------------------- scores
@@ -357,6 +343,46 @@ void score_rows(const SlotRun& run, const float* q, size_t queries, size_t head_
   }
 }
 
+/// Folds what codes of a block mean into the queries, so that their products with the codes and a
+/// bias are scores.
+void fold_queries(const float* q, size_t queries, size_t channels, float scale,
+                  const Scratch& scratch) {
+  for (size_t i = 0; i < queries; ++i) {
+    float bias = 0;
+    for (size_t c = 0; c < channels; ++c) {
+      const float u = q[i * channels + c] * scale;
+      scratch.query[i * channels + c] = u * scratch.slopes[c];
+      bias += u * scratch.offsets[c];
+    }
+    scratch.bias[i] = bias;
+  }
+}
+
+/// Reads the live rows of a block among kTileRows from `first` on; returns how many.
+size_t read_tile(const BlockReader& reader, const PackedBlock& block, size_t first, float* tile) {
+  const size_t last = std::min(static_cast<size_t>(block.rows), first + kTileRows);
+  size_t count = 0;
+  for (size_t r = first; r < last; ++r) {
+    if (is_live(block, r)) reader.read_row(block, r, tile + count++ * reader.channels());
+  }
+  return count;
+}
+
+/// scores of the `count` rows of a tile.
+void score_tile(const Scratch& scratch, size_t queries, size_t channels, size_t count,
+                float* scores, size_t stride) {
+  TileScores tile;
+  for (size_t i = 0; i < queries; i += kMost) {
+    const size_t some = std::min(kMost, queries - i);
+    score<float>(reinterpret_cast<const std::byte*>(scratch.tile), channels, count,
+                 scratch.query + i * channels, some, tile);
+    for (size_t k = 0; k < some; ++k) {
+      float* to = scores + (i + k) * stride;
+      for (size_t r = 0; r < count; ++r) to[r] = tile.of[k][r] + scratch.bias[i + k];
+    }
+  }
+}
+
 /// scores of the live rows of packed keys.
 void score_blocks(const SlotRun& run, const float* q, size_t queries, float scale,
                   const Scratch& scratch, float* scores, size_t stride) {
@@ -366,40 +392,17 @@ void score_blocks(const SlotRun& run, const float* q, size_t queries, float scal
     for (size_t i = 0; i < queries * channels; ++i) scratch.query[i] = q[i] * scale;
     std::fill(scratch.bias, scratch.bias + queries, 0.0f);
   }
-  TileScores tile;
-  size_t slot = 0;
   for (const PackedBlock& block : run.blocks) {
     if (block.live_rows == 0) continue;
     if (!reader.per_token()) {
       reader.read_factors(block);
-      for (size_t i = 0; i < queries; ++i) {
-        float bias = 0;
-        for (size_t c = 0; c < channels; ++c) {
-          const float u = q[i * channels + c] * scale;
-          scratch.query[i * channels + c] = u * scratch.slopes[c];
-          bias += u * scratch.offsets[c];
-        }
-        scratch.bias[i] = bias;
-      }
+      fold_queries(q, queries, channels, scale, scratch);
     }
-    const auto rows = static_cast<size_t>(block.rows);
-    for (size_t first = 0; first < rows; first += kTileRows) {
-      const size_t last = std::min(rows, first + kTileRows);
-      size_t count = 0;  // live rows of the tile
-      for (size_t r = first; r < last; ++r) {
-        if (is_live(block, r)) reader.read_row(block, r, scratch.tile + count++ * channels);
-      }
+    for (size_t first = 0; first < static_cast<size_t>(block.rows); first += kTileRows) {
+      const size_t count = read_tile(reader, block, first, scratch.tile);
       if (count == 0) continue;
-      for (size_t i = 0; i < queries; i += kMost) {
-        const size_t some = std::min(kMost, queries - i);
-        score<float>(reinterpret_cast<const std::byte*>(scratch.tile), channels, count,
-                     scratch.query + i * channels, some, tile);
-        for (size_t k = 0; k < some; ++k) {
-          float* to = scores + (i + k) * stride + slot;
-          for (size_t r = 0; r < count; ++r) to[r] = tile.of[k][r] + scratch.bias[i + k];
-        }
-      }
-      slot += count;
+      score_tile(scratch, queries, channels, count, scores, stride);
+      scores += count;
     }
   }
 }
@@ -508,49 +511,52 @@ void add_rows(const SlotRun& run, SlotWalk walk, const SlotWeights& weights, siz
   }
 }
 
+/// Adds the weighted codes of the `count` rows of a tile to sums, and their weights to the total.
+void add_tile(const SlotWeights& weights, const std::array<size_t, kTileRows>& slots, size_t count,
+              size_t channels, const Scratch& scratch, float* sums) {
+  TileScores tile;
+  for (size_t i = 0; i < weights.queries; i += kMost) {
+    const size_t some = std::min(kMost, weights.queries - i);
+    gather(weights, i, some, slots, count, tile);
+    accumulate<float>(reinterpret_cast<const std::byte*>(scratch.tile), channels, count, tile, some,
+                      sums + i * channels);
+    for (size_t k = 0; k < some; ++k) {
+      for (size_t r = 0; r < count; ++r) scratch.total[i + k] += tile.of[k][r];
+    }
+  }
+}
+
+/// Adds what the sums of a block's codes mean.
+void add_sums(const Scratch& scratch, size_t queries, size_t channels, float* out) {
+  for (size_t i = 0; i < queries; ++i) {
+    for (size_t c = 0; c < channels; ++c) {
+      out[i * channels + c] += scratch.sums[i * channels + c] * scratch.slopes[c] +
+                               scratch.total[i] * scratch.offsets[c];
+    }
+  }
+}
+
 /// out_i += sum_j w_ij V_j over the live rows of packed values.
 void add_blocks(const SlotRun& run, SlotWalk walk, const SlotWeights& weights,
                 const Scratch& scratch, float* out) {
   const BlockReader reader(*run.format, scratch);
   const size_t channels = reader.channels();
   std::array<size_t, kTileRows> slots;
-  TileScores tile;
   for (const PackedBlock& block : run.blocks) {
     if (block.live_rows == 0) continue;
-    float* sums = out;
+    float* sums = reader.per_token() ? out : scratch.sums;
     if (!reader.per_token()) {
-      sums = scratch.sums;
       reader.read_factors(block);
       std::fill(sums, sums + weights.queries * channels, 0.0f);
       std::fill(scratch.total, scratch.total + weights.queries, 0.0f);
     }
-    const auto rows = static_cast<size_t>(block.rows);
-    for (size_t first = 0; first < rows; first += kTileRows) {
-      const size_t last = std::min(rows, first + kTileRows);
-      size_t count = 0;
-      for (size_t r = first; r < last; ++r) {
-        if (!is_live(block, r)) continue;
-        slots[count] = walk.next();
-        reader.read_row(block, r, scratch.tile + count++ * channels);
-      }
+    for (size_t first = 0; first < static_cast<size_t>(block.rows); first += kTileRows) {
+      const size_t count = read_tile(reader, block, first, scratch.tile);
       if (count == 0) continue;
-      for (size_t i = 0; i < weights.queries; i += kMost) {
-        const size_t some = std::min(kMost, weights.queries - i);
-        gather(weights, i, some, slots, count, tile);
-        accumulate<float>(reinterpret_cast<const std::byte*>(scratch.tile), channels, count, tile,
-                          some, sums + i * channels);
-        for (size_t k = 0; k < some; ++k) {
-          for (size_t r = 0; r < count; ++r) scratch.total[i + k] += tile.of[k][r];
-        }
-      }
+      for (size_t r = 0; r < count; ++r) slots[r] = walk.next();
+      add_tile(weights, slots, count, channels, scratch, sums);
     }
-    if (reader.per_token()) continue;
-    for (size_t i = 0; i < weights.queries; ++i) {
-      for (size_t c = 0; c < channels; ++c) {
-        out[i * channels + c] +=
-            sums[i * channels + c] * scratch.slopes[c] + scratch.total[i] * scratch.offsets[c];
-      }
-    }
+    if (!reader.per_token()) add_sums(scratch, weights.queries, channels, out);
   }
 }
 
@@ -574,6 +580,51 @@ bool added_in_integers(const SlotRun& run) {
   return HWY_TARGET == HWY_AVX3 && vnni::available() && vnni::adds(*run.format);
 }
 
+/// A lane in the hands of one worker.
+struct LaneWork {
+  PackedLane& lane;
+  size_t queries;
+  size_t head_dim;
+  float scale;
+  std::byte* memory;  // of both kinds of kernel
+  Scratch scratch;
+};
+
+/// The scores of a run of keys.
+void score_run(const LaneWork& work, const SlotRun& run, float* scores) {
+  const auto stride = static_cast<size_t>(work.lane.slots);
+  const float* q = run.format != nullptr && run.q != nullptr ? run.q : work.lane.q;
+  if (run.slots == 0) return;
+  if (run.format != nullptr && scored_in_integers(run)) {
+    vnni::score_blocks(run, q, work.queries, work.scale, work.memory, scores, stride);
+  } else if (run.format != nullptr) {
+    score_blocks(run, q, work.queries, work.scale, work.scratch, scores, stride);
+  } else if (run.dtype == DType::kF16) {
+    score_rows<f16>(run, q, work.queries, work.head_dim, work.scale, scores, stride);
+  } else if (run.dtype == DType::kBF16) {
+    score_rows<bf16>(run, q, work.queries, work.head_dim, work.scale, scores, stride);
+  } else {
+    score_rows<float>(run, q, work.queries, work.head_dim, work.scale, scores, stride);
+  }
+}
+
+/// Adds a run of values, which are as `walk` goes, to the output.
+void add_run(const LaneWork& work, const SlotRun& run, const SlotWalk& walk,
+             const SlotWeights& weights) {
+  if (run.slots == 0) return;
+  if (run.format != nullptr && added_in_integers(run)) {
+    vnni::add_blocks(run, walk, weights, work.memory, work.lane.out);
+  } else if (run.format != nullptr) {
+    add_blocks(run, walk, weights, work.scratch, work.lane.out);
+  } else if (run.dtype == DType::kF16) {
+    add_rows<f16>(run, walk, weights, work.head_dim, work.lane.out);
+  } else if (run.dtype == DType::kBF16) {
+    add_rows<bf16>(run, walk, weights, work.head_dim, work.lane.out);
+  } else {
+    add_rows<float>(run, walk, weights, work.head_dim, work.lane.out);
+  }
+}
+
 }  // namespace
 
 /// Scratch of one lane, of either kind of kernel.
@@ -593,53 +644,25 @@ void attend_packed_kernel(PackedLane& lane, size_t queries, size_t head_dim, flo
   std::fill(lane.out, lane.out + queries * head_dim, 0.0f);
   lane.guarded_remaps = 0;
   if (lane.slots == 0) return;
-  const size_t width = widest(lane, head_dim);
   std::byte* memory = stream.scratch(worker, lane_scratch_bytes(lane, head_dim, queries));
-  const Scratch scratch(memory, width, queries);
+  const LaneWork work{lane,  queries, head_dim,
+                      scale, memory,  Scratch(memory, widest(lane, head_dim), queries)};
   const auto slots = static_cast<size_t>(lane.slots);
-
   float* scores = lane.weights;
   for (const SlotRun& run : lane.keys) {
-    if (run.slots == 0) continue;
-    if (run.format != nullptr && scored_in_integers(run)) {
-      vnni::score_blocks(run, run.q != nullptr ? run.q : lane.q, queries, scale, memory, scores,
-                         slots);
-    } else if (run.format != nullptr) {
-      score_blocks(run, run.q != nullptr ? run.q : lane.q, queries, scale, scratch, scores, slots);
-    } else if (run.dtype == DType::kF16) {
-      score_rows<f16>(run, lane.q, queries, head_dim, scale, scores, slots);
-    } else if (run.dtype == DType::kBF16) {
-      score_rows<bf16>(run, lane.q, queries, head_dim, scale, scores, slots);
-    } else {
-      score_rows<float>(run, lane.q, queries, head_dim, scale, scores, slots);
-    }
+    score_run(work, run, scores);
     scores += run.slots;
   }
-
   for (size_t i = 0; i < queries; ++i) {
     for (const ScoreRemap& remap : lane.remaps) {
       lane.guarded_remaps += remap_scores(remap, lane.weights + i * slots) ? 1 : 0;
     }
     softmax(lane.weights + i * slots, slots);
   }
-
   const SlotWeights weights{lane.weights, slots, queries};
   size_t slot = 0;
   for (const SlotRun& run : lane.values) {
-    const SlotWalk walk(run, slot);
-    if (run.slots == 0) {
-      // Nothing to add.
-    } else if (run.format != nullptr && added_in_integers(run)) {
-      vnni::add_blocks(run, walk, weights, memory, lane.out);
-    } else if (run.format != nullptr) {
-      add_blocks(run, walk, weights, scratch, lane.out);
-    } else if (run.dtype == DType::kF16) {
-      add_rows<f16>(run, walk, weights, head_dim, lane.out);
-    } else if (run.dtype == DType::kBF16) {
-      add_rows<bf16>(run, walk, weights, head_dim, lane.out);
-    } else {
-      add_rows<float>(run, walk, weights, head_dim, lane.out);
-    }
+    add_run(work, run, SlotWalk(run, slot), weights);
     if (run.selection == nullptr) {
       slot += static_cast<size_t>(run.slots);
     } else if (run.selection_ends) {

@@ -307,14 +307,26 @@ HWY_INLINE float softmax_tile(float* scores, size_t rows, float scale, float& ma
 ///                                    V_{first+r}
 template <int kQueries, class Source>
 HWY_NOINLINE void attend_tile(const Source& source, size_t first, size_t rows, const float* q,
-                              float scale, float* max, float* sum, float* out) {
+                              float scale, const SoftmaxState& state) {
   TileScores scores;
   float rescale[static_cast<size_t>(kQueries)];
   source.template score_tile<kQueries>(first, rows, q, scores);
   for (size_t i = 0; i < static_cast<size_t>(kQueries); ++i) {
-    rescale[i] = softmax_tile(scores.of[i], rows, scale, max[i], sum[i]);
+    rescale[i] = softmax_tile(scores.of[i], rows, scale, state.max[i], state.sum[i]);
   }
-  source.template accumulate_tile<kQueries>(first, rows, scores, rescale, out);
+  source.template accumulate_tile<kQueries>(first, rows, scores, rescale, state.out);
+}
+
+/// attend_tile() of `queries` queries, at most kQueries.
+template <int kQueries, class Source>
+HWY_INLINE void attend_some(int queries, const Source& source, size_t first, size_t rows,
+                            const float* q, float scale, const SoftmaxState& state) {
+  if constexpr (kQueries > 1) {
+    if (queries < kQueries) {
+      return attend_some<kQueries - 1>(queries, source, first, rows, q, scale, state);
+    }
+  }
+  attend_tile<kQueries>(source, first, rows, q, scale, state);
 }
 
 /// Softmax state of `queries` query rows over rows [0, rows) of `source`, overwritten.
@@ -329,25 +341,9 @@ HWY_INLINE void attend(const Source& source, size_t rows, const float* q, int qu
     const size_t tile = std::min(kTileRows, rows - first);
     for (int i = 0; i < queries; i += kMaxQueries) {
       const auto at = static_cast<size_t>(i);
-      const float* tile_q = q + at * head_dim;
-      float* max = state.max + at;
-      float* sum = state.sum + at;
-      float* out = state.out + at * head_dim;
-      switch (std::min(kMaxQueries, queries - i)) {
-        case 1:
-          attend_tile<1>(source, first, tile, tile_q, scale, max, sum, out);
-          break;
-#if HWY_TARGET != HWY_SCALAR
-        case 2:
-          attend_tile<2>(source, first, tile, tile_q, scale, max, sum, out);
-          break;
-        case 3:
-          attend_tile<3>(source, first, tile, tile_q, scale, max, sum, out);
-          break;
-        default:
-          attend_tile<4>(source, first, tile, tile_q, scale, max, sum, out);
-#endif
-      }
+      const SoftmaxState some{state.max + at, state.sum + at, state.out + at * head_dim};
+      attend_some<kMaxQueries>(std::min(kMaxQueries, queries - i), source, first, tile,
+                               q + at * head_dim, scale, some);
     }
   }
 }

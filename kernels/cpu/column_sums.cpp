@@ -108,8 +108,40 @@ HWY_EXPORT(sum_tile);
 namespace {
 
 constexpr size_t kConvertedKeys = 256;
+constexpr size_t kWantedTasks = 64;
 
 size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
+
+/// A call, and how it is divided.
+struct SumJob {
+  ConstTensorView q, k;
+  std::span<const KeyValueRows> past;
+  SummedRows summed;
+  float scale;
+
+  size_t n() const { return static_cast<size_t>(q.shape()[0]); }
+  size_t dim() const { return static_cast<size_t>(q.shape()[2]); }
+  size_t q_heads() const { return static_cast<size_t>(q.shape()[1]); }
+  size_t kv_heads() const { return static_cast<size_t>(k.shape()[1]); }
+  size_t q_per_kv() const { return q_heads() / kv_heads(); }
+  size_t first() const { return static_cast<size_t>(summed.first); }
+  size_t runs() const { return past.size() / kv_heads(); }  // of a kv_head
+  size_t past_rows() const {
+    size_t rows = 0;
+    for (const KeyValueRows& run : past.first(runs())) rows += static_cast<size_t>(run.rows);
+    return rows;
+  }
+  size_t columns() const { return past_rows() + n(); }
+  size_t pairs() const { return (n() - first()) * q_per_kv(); }  // (query, head), of a kv_head
+  size_t tiles() const { return divide_up(pairs(), kSumRows); }
+  /// A task takes every tasks-th tile of a head, early (short) and late (long) ones alike, and sums
+  /// them for itself. Sizes alone decide how many there are, hence the order of all sums.
+  size_t tasks() const { return std::min(tiles(), divide_up(kWantedTasks, kv_heads())); }
+  size_t stride() const { return divide_up(columns(), kSumAlign) * kSumAlign; }
+  size_t scratch_bytes() const {
+    return ((kSumRows + 1) * stride() + (kSumRows + kConvertedKeys) * dim()) * sizeof(float);
+  }
+};
 
 /// Sums of one kv_head over the tiles of one task.
 struct Partial {
@@ -117,101 +149,129 @@ struct Partial {
   std::vector<size_t> small;  // (q_per_kv,)
 };
 
+/// What a worker has for itself.
+struct TileSpace {
+  float* scores;   // (kSumRows, stride)
+  float* sums;     // (stride,)
+  float* queries;  // (kSumRows, dim), scaled
+  float* keys;     // (kConvertedKeys, dim)
+
+  TileSpace(const SumJob& job, std::byte* scratch)
+      : scores(reinterpret_cast<float*>(scratch)),
+        sums(scores + kSumRows * job.stride()),
+        queries(sums + job.stride()),
+        keys(queries + kSumRows * job.dim()) {}
+};
+
+/// Pairs [begin, begin + rows) of a kv_head.
+struct PairTile {
+  size_t begin;
+  size_t rows;
+  size_t seen[kSumRows];  // columns
+  float weight[kSumRows];
+};
+
+PairTile load_tile(const SumJob& job, size_t head, size_t number, float* queries) {
+  PairTile tile;
+  tile.begin = number * kSumRows;
+  tile.rows = std::min(kSumRows, job.pairs() - tile.begin);
+  const size_t first = job.first();
+  const size_t per_kv = job.q_per_kv();
+  const size_t dim = job.dim();
+  for (size_t r = 0; r < tile.rows; ++r) {
+    const size_t query = first + (tile.begin + r) / per_kv;
+    const size_t q_head = head * per_kv + (tile.begin + r) % per_kv;
+    const float* from = job.q.as<float>() + (query * job.q_heads() + q_head) * dim;
+    for (size_t c = 0; c < dim; ++c) queries[r * dim + c] = from[c] * job.scale;
+    tile.seen[r] = job.past_rows() + query + 1;
+    tile.weight[r] = summed_weight(job.summed.newest_weight, static_cast<int64_t>(query - first),
+                                   static_cast<int64_t>(job.n() - first));
+  }
+  return tile;
+}
+
+/// Scores of the columns that a tile sees.
+void score_tile(const SumJob& job, size_t head, const PairTile& tile, const TileSpace& space) {
+  const auto score = [&](size_t column, const float* keys, size_t key_stride, size_t count) {
+    multiply({space.scores + column, job.stride()}, {space.queries, job.dim()}, {keys, key_stride},
+             tile.rows, count, job.dim(), /*add=*/false);
+  };
+  const size_t runs = job.runs();
+  size_t column = 0;
+  for (const KeyValueRows& run : job.past.subspan(head * runs, runs)) {
+    const auto run_rows = static_cast<size_t>(run.rows);
+    if (run.dtype == DType::kF32 && run_rows > 0) {
+      score(column, reinterpret_cast<const float*>(run.keys), job.dim(), run_rows);
+    } else {
+      for (size_t i = 0; i < run_rows; i += kConvertedKeys) {
+        const size_t count = std::min(kConvertedKeys, run_rows - i);
+        convert_elements(reinterpret_cast<std::byte*>(space.keys), DType::kF32,
+                         run.keys + i * job.dim() * dtype_bytes(run.dtype), run.dtype,
+                         count * job.dim());
+        score(column + i, space.keys, job.dim(), count);
+      }
+    }
+    column += run_rows;
+  }
+  score(column, job.k.as<float>() + head * job.dim(), job.kv_heads() * job.dim(),
+        tile.seen[tile.rows - 1] - job.past_rows());
+}
+
+/// Adds the weights of a tile that has been scored.
+void add_tile(const SumJob& job, const PairTile& tile, const TileSpace& space, bool count_small,
+              Partial& partial) {
+  const size_t last = tile.seen[tile.rows - 1];
+  size_t small[kSumRows] = {};
+  HWY_DYNAMIC_DISPATCH(sum_tile)
+  (space.scores, job.stride(), tile.seen, tile.weight, tile.rows,
+   divide_up(last, kSumAlign) * kSumAlign, space.sums, count_small ? small : nullptr);
+  for (size_t j = 0; j < last; ++j) partial.sums[j] += static_cast<double>(space.sums[j]);
+  for (size_t r = 0; r < tile.rows; ++r)
+    partial.small[(tile.begin + r) % job.q_per_kv()] += small[r];
+}
+
+/// Adds what the tasks of a head have summed.
+void add_partials(const SumJob& job, size_t head, std::span<const Partial> partials,
+                  const QueuedSums& result) {
+  const double share = 1 / static_cast<double>(job.q_per_kv());
+  const size_t columns = job.columns();
+  double* to = result.sums + head * static_cast<size_t>(result.stride);
+  std::fill(to + result.held, to + columns, 0.0);
+  for (size_t j = 0; j < columns; ++j) {
+    double sum = 0;
+    for (const Partial& partial : partials) sum += partial.sums[j];
+    to[j] += sum * share;
+  }
+  if (result.small_entries.empty()) return;
+  for (size_t h = 0; h < job.q_per_kv(); ++h) {
+    double& entries = result.small_entries[head * job.q_per_kv() + h];
+    for (const Partial& partial : partials) entries += static_cast<double>(partial.small[h]);
+  }
+}
+
 }  // namespace
 
 void column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
                  std::span<const KeyValueRows> past, SummedRows summed, float scale,
                  Stream& stream) {
-  const auto n = static_cast<size_t>(q.shape()[0]);
-  const auto q_heads = static_cast<size_t>(q.shape()[1]);
-  const auto dim = static_cast<size_t>(q.shape()[2]);
-  const auto kv_heads = static_cast<size_t>(k.shape()[1]);
-  const auto first = static_cast<size_t>(summed.first);
-  const size_t q_per_kv = q_heads / kv_heads;
-  const size_t runs = past.size() / kv_heads;
-  size_t past_rows = 0;
-  for (const KeyValueRows& run : past.first(runs)) past_rows += static_cast<size_t>(run.rows);
-  const size_t columns = past_rows + n;
-  const size_t pairs = (n - first) * q_per_kv;  // (query, head) pairs of one kv_head
-  const size_t tiles = divide_up(pairs, kSumRows);
-  // A task takes every tasks-th tile of a head, early (short) and late (long) ones alike, and sums
-  // them for itself. Sizes alone decide how many tasks there are, hence the order of all sums.
-  constexpr size_t kWantedTasks = 64;
-  const size_t tasks = std::min(tiles, divide_up(kWantedTasks, kv_heads));
-  const size_t stride = divide_up(columns, kSumAlign) * kSumAlign;
-  const bool count_small = !result.small_entries.empty();
-  const size_t scratch_floats = (kSumRows + 1) * stride + (kSumRows + kConvertedKeys) * dim;
-
+  const SumJob job{q, k, past, summed, scale};
+  const size_t kv_heads = job.kv_heads();
+  const size_t tasks = job.tasks();
   std::vector<Partial> partials(kv_heads * tasks);
   stream.pool().parallel_for(partials.size(), [&](size_t task, int worker) {
     const size_t head = task / tasks;
     Partial& partial = partials[task];
-    partial.sums.assign(columns, 0.0);
-    partial.small.assign(q_per_kv, 0);
-    auto* scores = reinterpret_cast<float*>(stream.scratch(worker, scratch_floats * sizeof(float)));
-    float* sums = scores + kSumRows * stride;
-    float* queries = sums + stride;
-    float* keys = queries + kSumRows * dim;
-    for (size_t tile = task % tasks; tile < tiles; tile += tasks) {
-      const size_t begin = tile * kSumRows;
-      const size_t rows = std::min(kSumRows, pairs - begin);
-      size_t seen[kSumRows];
-      float weight[kSumRows];
-      for (size_t r = 0; r < rows; ++r) {
-        const size_t query = first + (begin + r) / q_per_kv;
-        const size_t q_head = head * q_per_kv + (begin + r) % q_per_kv;
-        const float* from = q.as<float>() + (query * q_heads + q_head) * dim;
-        for (size_t c = 0; c < dim; ++c) queries[r * dim + c] = from[c] * scale;
-        seen[r] = past_rows + query + 1;
-        weight[r] = summed_weight(summed.newest_weight, static_cast<int64_t>(query - first),
-                                  static_cast<int64_t>(n - first));
-      }
-      const auto score = [&](size_t column, const float* rows_of_keys, size_t key_stride,
-                             size_t count) {
-        multiply({scores + column, stride}, {queries, dim}, {rows_of_keys, key_stride}, rows, count,
-                 dim, /*add=*/false);
-      };
-      size_t column = 0;
-      for (const KeyValueRows& run : past.subspan(head * runs, runs)) {
-        const auto run_rows = static_cast<size_t>(run.rows);
-        if (run.dtype == DType::kF32 && run_rows > 0) {
-          score(column, reinterpret_cast<const float*>(run.keys), dim, run_rows);
-        } else {
-          for (size_t i = 0; i < run_rows; i += kConvertedKeys) {
-            const size_t count = std::min(kConvertedKeys, run_rows - i);
-            convert_elements(reinterpret_cast<std::byte*>(keys), DType::kF32,
-                             run.keys + i * dim * dtype_bytes(run.dtype), run.dtype, count * dim);
-            score(column + i, keys, dim, count);
-          }
-        }
-        column += run_rows;
-      }
-      const size_t last = seen[rows - 1];
-      score(column, k.as<float>() + head * dim, kv_heads * dim, last - past_rows);
-      size_t small[kSumRows] = {};
-      HWY_DYNAMIC_DISPATCH(sum_tile)
-      (scores, stride, seen, weight, rows, divide_up(last, kSumAlign) * kSumAlign, sums,
-       count_small ? small : nullptr);
-      for (size_t j = 0; j < last; ++j) partial.sums[j] += static_cast<double>(sums[j]);
-      for (size_t r = 0; r < rows; ++r) partial.small[(begin + r) % q_per_kv] += small[r];
+    partial.sums.assign(job.columns(), 0.0);
+    partial.small.assign(job.q_per_kv(), 0);
+    const TileSpace space(job, stream.scratch(worker, job.scratch_bytes()));
+    for (size_t number = task % tasks; number < job.tiles(); number += tasks) {
+      const PairTile tile = load_tile(job, head, number, space.queries);
+      score_tile(job, head, tile, space);
+      add_tile(job, tile, space, !result.small_entries.empty(), partial);
     }
   });
-
-  const double share = 1 / static_cast<double>(q_per_kv);
   for (size_t head = 0; head < kv_heads; ++head) {
-    double* to = result.sums + head * static_cast<size_t>(result.stride);
-    std::fill(to + result.held, to + columns, 0.0);
-    for (size_t j = 0; j < columns; ++j) {
-      double sum = 0;
-      for (size_t task = 0; task < tasks; ++task) sum += partials[head * tasks + task].sums[j];
-      to[j] += sum * share;
-    }
-    for (size_t h = 0; count_small && h < q_per_kv; ++h) {
-      for (size_t task = 0; task < tasks; ++task) {
-        result.small_entries[head * q_per_kv + h] +=
-            static_cast<double>(partials[head * tasks + task].small[h]);
-      }
-    }
+    add_partials(job, head, std::span(partials).subspan(head * tasks, tasks), result);
   }
 }
 

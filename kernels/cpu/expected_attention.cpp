@@ -101,7 +101,20 @@ void turn(const std::vector<double>& rotation, double* x, size_t stride) {
   }
 }
 
-/// What softmax takes, of every key. `covariance` is empty if it does not count.
+/// What softmax takes of one key. `product`, with the covariance, is null if that does not count.
+double logit(const float* key, double scale, const std::vector<double>& mean,
+             const float* product) {
+  double first_order = 0;
+  double second_order = 0;
+  for (size_t c = 0; c < mean.size(); ++c) {
+    const auto x = static_cast<double>(key[c]);
+    first_order += x * mean[c];
+    if (product != nullptr) second_order += x * static_cast<double>(product[c]);
+  }
+  return scale * first_order + scale * scale / 2 * second_order;
+}
+
+/// The same of every key. `covariance` is empty if it does not count.
 void logits(const StoredRows& keys, double scale, const std::vector<double>& mean,
             const std::vector<double>& covariance, double* out) {
   const size_t dim = mean.size();
@@ -118,14 +131,8 @@ void logits(const StoredRows& keys, double scale, const std::vector<double>& mea
                /*add=*/false);
     }
     for (size_t r = 0; r < count; ++r) {
-      double first_order = 0;
-      double second_order = 0;
-      for (size_t c = 0; c < dim; ++c) {
-        const auto x = static_cast<double>(rows[r * dim + c]);
-        first_order += x * mean[c];
-        if (!matrix.empty()) second_order += x * static_cast<double>(products[r * dim + c]);
-      }
-      out[first + r] = scale * first_order + scale * scale / 2 * second_order;
+      const float* product = matrix.empty() ? nullptr : products.data() + r * dim;
+      out[first + r] = logit(rows.data() + r * dim, scale, mean, product);
     }
   }
 }
@@ -135,6 +142,23 @@ void softmax(double* x, size_t n) {
   double sum = 0;
   for (size_t j = 0; j < n; ++j) sum += x[j] = std::exp(x[j] - most);
   for (size_t j = 0; j < n; ++j) x[j] /= sum;
+}
+
+/// What a query head expects of `keys`.
+void attend_head(const FutureQueries& future, const Queries& queries, const Angles& angles,
+                 const std::vector<double>& rotation, const StoredRows& keys, double* out) {
+  const size_t dim = queries.dim;
+  std::vector<double> mean = mean_of(queries, angles);
+  std::vector<double> covariance;
+  if (future.covariance) {
+    covariance = covariance_of(queries, angles, mean);
+    for (size_t c = 0; c < dim; ++c) turn(rotation, covariance.data() + c, dim);
+    for (size_t r = 0; r < dim; ++r) turn(rotation, covariance.data() + r * dim, 1);
+  }
+  turn(rotation, mean.data(), 1);
+  logits(keys, static_cast<double>(future.scale), mean, covariance, out);
+  std::fill_n(out, queries.from, 0.0);
+  softmax(out + queries.from, queries.n - queries.from);
 }
 
 }  // namespace
@@ -152,18 +176,8 @@ void expected_attention(const FutureQueries& future, ConstTensorView q,
   stream.pool().parallel_for(q_heads, [&](size_t head, int) {
     const Queries queries{q.as<float>() + head * dim, q_heads * dim,
                           static_cast<size_t>(future.first_row), n, dim};
-    std::vector<double> mean = mean_of(queries, angles);
-    std::vector<double> covariance;
-    if (future.covariance) {
-      covariance = covariance_of(queries, angles, mean);
-      for (size_t c = 0; c < dim; ++c) turn(rotation, covariance.data() + c, dim);
-      for (size_t r = 0; r < dim; ++r) turn(rotation, covariance.data() + r * dim, 1);
-    }
-    turn(rotation, mean.data(), 1);
-    double* out = of_heads.data() + head * n;
-    logits(keys[head / q_per_kv], static_cast<double>(future.scale), mean, covariance, out);
-    std::fill_n(out, queries.from, 0.0);
-    softmax(out + queries.from, n - queries.from);
+    attend_head(future, queries, angles, rotation, keys[head / q_per_kv],
+                of_heads.data() + head * n);
   });
   for (size_t head = 0; head < keys.size(); ++head) {
     for (size_t j = 0; j < n; ++j) {

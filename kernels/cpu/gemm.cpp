@@ -58,6 +58,42 @@ constexpr size_t kWeightRows = kX <= 2           ? 4
                                : kX * 2 <= kSums ? 2
                                                  : 1;
 
+template <size_t kX, size_t kW>
+using Sums = hn::Vec<hn::ScalableTag<float>>[kW][kX];
+
+/// Adds the products of `count` last channels, less than a vector, of rows `in` apart, padded with
+/// zeros: reading on could leave the mapping.
+template <size_t kX, size_t kW, class T>
+HWY_INLINE void add_last(const T* w, const float* x, size_t in, size_t count, Sums<kX, kW>& sums) {
+  const hn::ScalableTag<float> d;
+  T w_last[kW][hn::MaxLanes(d)] = {};
+  float x_last[kX][hn::MaxLanes(d)] = {};
+  for (size_t k = 0; k < count; ++k) {
+    for (size_t j = 0; j < kW; ++j) w_last[j][k] = w[j * in + k];
+    for (size_t r = 0; r < kX; ++r) x_last[r][k] = x[r * in + k];
+  }
+  for (size_t j = 0; j < kW; ++j) {
+    const auto wide = load_wide(d, w_last[j]);
+    for (size_t r = 0; r < kX; ++r) {
+      sums[j][r] = hn::MulAdd(wide, hn::LoadU(d, x_last[r]), sums[j][r]);
+    }
+  }
+}
+
+/// Adds the lanes of sums, and the bias, to y or writes them there.
+template <size_t kX, size_t kW>
+HWY_INLINE void store_sums(const LinearArgs& args, size_t row, size_t o, const Sums<kX, kW>& sums) {
+  const hn::ScalableTag<float> d;
+  for (size_t r = 0; r < kX; ++r) {
+    float* y = args.y + (row + r) * args.out + o;
+    for (size_t j = 0; j < kW; ++j) {
+      float sum = hn::GetLane(hn::SumOfLanes(d, sums[j][r]));
+      if (args.bias != nullptr) sum += args.bias[o + j];
+      y[j] = args.add ? y[j] + sum : sum;
+    }
+  }
+}
+
 /// y[r, o] for kX rows r and kW weight rows o. Every sum runs over one vector of partial sums in
 /// the order of the channels, so its bits do not depend on kX or kW: a row of x gives the same
 /// result alone and in company.
@@ -74,7 +110,7 @@ HWY_INLINE void dot_block(const LinearArgs& args, size_t row, size_t o, size_t a
   const T* HWY_RESTRICT w = reinterpret_cast<const T*>(args.w) + o * in;
   const float* HWY_RESTRICT x = args.x + row * in;
 
-  V sums[kW][kX];
+  Sums<kX, kW> sums;
   for (size_t j = 0; j < kW; ++j) {
     for (size_t r = 0; r < kX; ++r) sums[j][r] = hn::Zero(d);
   }
@@ -95,28 +131,8 @@ HWY_INLINE void dot_block(const LinearArgs& args, size_t row, size_t o, size_t a
     for (size_t part = 0; part < kLineChannels; part += lanes) step(i + part);
   }
   for (; i + lanes <= in; i += lanes) step(i);
-  if (i < in) {  // a short last vector, padded with zeros: reading on could leave the mapping
-    T w_last[kW][hn::MaxLanes(d)] = {};
-    float x_last[kX][hn::MaxLanes(d)] = {};
-    for (size_t k = i; k < in; ++k) {
-      for (size_t j = 0; j < kW; ++j) w_last[j][k - i] = w[j * in + k];
-      for (size_t r = 0; r < kX; ++r) x_last[r][k - i] = x[r * in + k];
-    }
-    for (size_t j = 0; j < kW; ++j) {
-      const V wide = load_wide(d, w_last[j]);
-      for (size_t r = 0; r < kX; ++r) {
-        sums[j][r] = hn::MulAdd(wide, hn::LoadU(d, x_last[r]), sums[j][r]);
-      }
-    }
-  }
-  for (size_t r = 0; r < kX; ++r) {
-    float* y = args.y + (row + r) * args.out + o;
-    for (size_t j = 0; j < kW; ++j) {
-      float sum = hn::GetLane(hn::SumOfLanes(d, sums[j][r]));
-      if (args.bias != nullptr) sum += args.bias[o + j];
-      y[j] = args.add ? y[j] + sum : sum;
-    }
-  }
+  if (i < in) add_last<kX, kW>(w + i, x + i, in, in - i, sums);
+  store_sums<kX, kW>(args, row, o, sums);
 }
 
 /// Outputs [begin, end) of kX rows; reads weights ahead up to output `last`.
@@ -132,37 +148,23 @@ HWY_NOINLINE void dot_rows(const LinearArgs& args, size_t row, size_t begin, siz
   for (; o < end; ++o) dot_block<kX, 1, T>(args, row, o, 0);
 }
 
+/// dot_rows() of `rows` rows, at most kX.
+template <size_t kX, class T>
+HWY_INLINE void dot_some_rows(const LinearArgs& args, size_t rows, size_t row, size_t begin,
+                              size_t end, size_t last) {
+  if constexpr (kX > 1) {
+    if (rows < kX) return dot_some_rows<kX - 1, T>(args, rows, row, begin, end, last);
+  }
+  dot_rows<kX, T>(args, row, begin, end, last);
+}
+
 template <class T>
 HWY_INLINE void dot_strip(const LinearArgs& args, size_t begin, size_t end, size_t last) {
   const size_t passes = (args.rows + kMaxX - 1) / kMaxX;
   for (size_t pass = 0; pass < passes; ++pass) {
     const size_t row = args.rows * pass / passes;
-    switch (args.rows * (pass + 1) / passes - row) {
-      case 1:
-        dot_rows<1, T>(args, row, begin, end, last);
-        break;
-      case 2:
-        dot_rows<2, T>(args, row, begin, end, last);
-        break;
-      case 3:
-        dot_rows<3, T>(args, row, begin, end, last);
-        break;
-      case 4:
-        dot_rows<4, T>(args, row, begin, end, last);
-        break;
-      case 5:
-        dot_rows<5, T>(args, row, begin, end, last);
-        break;
-      case 6:
-        dot_rows<6, T>(args, row, begin, end, last);
-        break;
-      case 7:
-        dot_rows<7, T>(args, row, begin, end, last);
-        break;
-      default:
-        dot_rows<8, T>(args, row, begin, end, last);
-        break;
-    }
+    const size_t rows = args.rows * (pass + 1) / passes - row;
+    dot_some_rows<kMaxX, T>(args, rows, row, begin, end, last);
   }
 }
 
@@ -216,11 +218,50 @@ void stream_weights(const LinearArgs& args, Stream& stream) {
   });
 }
 
-/// Many rows: bound by arithmetic, the library's, on tiles of y. A tile's weights are widened piece
-/// by piece into scratch that stays in the second-level cache.
+constexpr size_t kTileOut = 256;
+constexpr size_t kTileIn = 256;
+
+/// Rows and columns of y.
+struct Tile {
+  size_t row, rows;
+  size_t out, outs;
+};
+
+/// Adds the bias to a tile, or makes it the bias.
+void begin_with_bias(const LinearArgs& args, const Tile& tile) {
+  for (size_t r = tile.row; r < tile.row + tile.rows; ++r) {
+    float* to = args.y + r * args.out;
+    for (size_t o = tile.out; o < tile.out + tile.outs; ++o) {
+      to[o] = (args.add ? to[o] : 0.0f) + args.bias[o];
+    }
+  }
+}
+
+/// A tile of y. `wide` (kTileOut, kTileIn) is for its weights, which are widened piece by piece and
+/// stay in the second-level cache.
+void multiply_tile(const LinearArgs& args, const Tile& tile, float* wide) {
+  if (args.bias != nullptr) begin_with_bias(args, tile);
+  bool add = args.add || args.bias != nullptr;
+  float* y = args.y + tile.row * args.out + tile.out;
+  const float* x = args.x + tile.row * args.in;
+  const std::byte* w = args.w + tile.out * args.in * dtype_bytes(args.dtype);
+  if (args.dtype == DType::kF32) {
+    return multiply({y, args.out}, {x, args.in}, {reinterpret_cast<const float*>(w), args.in},
+                    tile.rows, tile.outs, args.in, add);
+  }
+  for (size_t i = 0; i < args.in; i += kTileIn) {
+    const size_t depth = std::min(kTileIn, args.in - i);
+    for (size_t j = 0; j < tile.outs; ++j) {
+      convert_elements(reinterpret_cast<std::byte*>(wide + j * depth), DType::kF32,
+                       w + (j * args.in + i) * dtype_bytes(args.dtype), args.dtype, depth);
+    }
+    multiply({y, args.out}, {x + i, args.in}, {wide, depth}, tile.rows, tile.outs, depth, add);
+    add = true;
+  }
+}
+
+/// Many rows: bound by arithmetic, the library's, on tiles of y.
 void multiply_tiles(const LinearArgs& args, Stream& stream) {
-  constexpr size_t kTileOut = 256;
-  constexpr size_t kTileIn = 256;
   constexpr size_t kMinTileRows = 192;
   constexpr size_t kWantedTiles = 64;
   const size_t tiles_out = divide_up(args.out, kTileOut);
@@ -228,36 +269,13 @@ void multiply_tiles(const LinearArgs& args, Stream& stream) {
   const size_t tiles_rows =
       std::min(divide_up(kWantedTiles, tiles_out), std::max<size_t>(1, args.rows / kMinTileRows));
   stream.pool().parallel_for(tiles_out * tiles_rows, [&](size_t task, int worker) {
-    const size_t o = task / tiles_rows * kTileOut;
-    const size_t outs = std::min(kTileOut, args.out - o);
-    const size_t row = args.rows * (task % tiles_rows) / tiles_rows;
-    const size_t rows = args.rows * (task % tiles_rows + 1) / tiles_rows - row;
-    float* y = args.y + row * args.out + o;
-    bool add = args.add;
-    if (args.bias != nullptr) {
-      for (size_t r = 0; r < rows; ++r) {
-        float* to = y + r * args.out;
-        for (size_t j = 0; j < outs; ++j) to[j] = (add ? to[j] : 0.0f) + args.bias[o + j];
-      }
-      add = true;
-    }
-    const float* x = args.x + row * args.in;
-    const size_t bytes = dtype_bytes(args.dtype);
-    if (args.dtype == DType::kF32) {
-      const float* w = reinterpret_cast<const float*>(args.w) + o * args.in;
-      return multiply({y, args.out}, {x, args.in}, {w, args.in}, rows, outs, args.in, add);
-    }
-    auto* tile =
-        reinterpret_cast<float*>(stream.scratch(worker, kTileOut * kTileIn * sizeof(float)));
-    for (size_t i = 0; i < args.in; i += kTileIn) {
-      const size_t depth = std::min(kTileIn, args.in - i);
-      for (size_t j = 0; j < outs; ++j) {
-        convert_elements(reinterpret_cast<std::byte*>(tile + j * depth), DType::kF32,
-                         args.w + ((o + j) * args.in + i) * bytes, args.dtype, depth);
-      }
-      multiply({y, args.out}, {x + i, args.in}, {tile, depth}, rows, outs, depth, add);
-      add = true;
-    }
+    Tile tile;
+    tile.out = task / tiles_rows * kTileOut;
+    tile.outs = std::min(kTileOut, args.out - tile.out);
+    tile.row = args.rows * (task % tiles_rows) / tiles_rows;
+    tile.rows = args.rows * (task % tiles_rows + 1) / tiles_rows - tile.row;
+    const size_t bytes = args.dtype == DType::kF32 ? 0 : kTileOut * kTileIn * sizeof(float);
+    multiply_tile(args, tile, reinterpret_cast<float*>(stream.scratch(worker, bytes)));
   });
 }
 

@@ -34,6 +34,20 @@ void for_tiles(const StoredRows& of_head, size_t dim, std::vector<float>& floats
   }
 }
 
+/// The direction of the mean of a head's rows, whose norms are known: its length does not matter,
+/// so the sum is as good.
+std::vector<double> sum_of_directions(const StoredRows& of_head, size_t dim, const double* norms) {
+  std::vector<float> floats;
+  std::vector<double> sum(dim);
+  for_tiles(of_head, dim, floats, [&](size_t first, size_t rows, const float* x) {
+    for (size_t r = 0; r < rows; ++r, x += dim) {
+      const double norm = norms[first + r];
+      for (size_t i = 0; norm > 0 && i < dim; ++i) sum[i] += static_cast<double>(x[i]) / norm;
+    }
+  });
+  return sum;
+}
+
 }  // namespace
 
 void row_norms(std::span<const StoredRows> heads, int head_dim, std::span<double> norms,
@@ -57,14 +71,7 @@ void cosines_to_mean(std::span<const StoredRows> heads, int head_dim, std::span<
   stream.pool().parallel_for(heads.size(), [&](size_t head, int) {
     std::vector<float> floats;
     double* of_head = cosines.data() + head * n;  // norms, until each becomes a cosine
-    std::vector<double> mean(dim);
-    for_tiles(heads[head], dim, floats, [&](size_t first, size_t rows, const float* x) {
-      for (size_t r = 0; r < rows; ++r, x += dim) {
-        const double norm = of_head[first + r];
-        for (size_t i = 0; norm > 0 && i < dim; ++i) mean[i] += static_cast<double>(x[i]) / norm;
-      }
-    });
-    // Only the mean's direction matters: the sum has it too.
+    const std::vector<double> mean = sum_of_directions(heads[head], dim, of_head);
     double length = 0;
     for (const double x : mean) length += x * x;
     length = std::sqrt(length);

@@ -8,8 +8,9 @@ namespace kvlm::cpu {
 
 namespace {
 
-/// Draws from penalised logits. `order` (vocab,) is workspace.
-int32_t draw(std::span<float> logits, const RowSampling& row, std::span<int32_t> order) {
+/// Puts the ids of the `top_k` largest logits to the front of `order`, and what equals the last of
+/// them; all if top_k is 0. Returns how many.
+size_t sort_largest(std::span<const float> logits, int top_k, std::span<int32_t> order) {
   std::iota(order.begin(), order.end(), 0);
   const auto larger = [&](int32_t a, int32_t b) {
     const float x = logits[static_cast<size_t>(a)];
@@ -17,38 +18,49 @@ int32_t draw(std::span<float> logits, const RowSampling& row, std::span<int32_t>
     return x > y || (x == y && a < b);
   };
   size_t kept = order.size();
-  if (row.top_k > 0) kept = std::min(kept, static_cast<size_t>(row.top_k));
+  if (top_k > 0) kept = std::min(kept, static_cast<size_t>(top_k));
   const auto rest = order.begin() + static_cast<std::ptrdiff_t>(kept);
   std::partial_sort(order.begin(), rest, order.end(), larger);
-  if (kept < order.size()) {  // what equals the last one is kept too
-    const float least = logits[static_cast<size_t>(order[kept - 1])];
-    const auto tied = std::partition(
-        rest, order.end(), [&](int32_t id) { return logits[static_cast<size_t>(id)] == least; });
-    std::sort(rest, tied);
-    kept = static_cast<size_t>(tied - order.begin());
-  }
+  if (kept == order.size()) return kept;
+  const float least = logits[static_cast<size_t>(order[kept - 1])];
+  const auto tied = std::partition(
+      rest, order.end(), [&](int32_t id) { return logits[static_cast<size_t>(id)] == least; });
+  std::sort(rest, tied);
+  return static_cast<size_t>(tied - order.begin());
+}
 
-  // Unnormalised probabilities, in place of the logits of the kept ids.
-  const double max = static_cast<double>(logits[static_cast<size_t>(order[0])]);
+/// Unnormalised probabilities in place of the logits of `ids`, the largest first. Returns their
+/// sum.
+double exponentials(std::span<float> logits, std::span<const int32_t> ids, double temperature) {
+  const double max = static_cast<double>(logits[static_cast<size_t>(ids[0])]);
   double total = 0;
-  for (size_t i = 0; i < kept; ++i) {
-    float& value = logits[static_cast<size_t>(order[i])];
-    value = static_cast<float>(std::exp((static_cast<double>(value) - max) / row.temperature));
+  for (const int32_t id : ids) {
+    float& value = logits[static_cast<size_t>(id)];
+    value = static_cast<float>(std::exp((static_cast<double>(value) - max) / temperature));
     total += static_cast<double>(value);
   }
+  return total;
+}
+
+/// Draws from penalised logits. `order` (vocab,) is workspace.
+int32_t draw(std::span<float> logits, const RowSampling& row, std::span<int32_t> order) {
+  size_t kept = sort_largest(logits, row.top_k, order);
+  double total = exponentials(logits, order.first(kept), row.temperature);
+  const auto probability = [&](size_t i) {
+    return static_cast<double>(logits[static_cast<size_t>(order[i])]);
+  };
   if (row.top_p < 1) {
     double reached = 0;
     size_t count = 0;
     while (count < kept && (count == 0 || reached < row.top_p * total)) {
-      reached += static_cast<double>(logits[static_cast<size_t>(order[count])]);
-      ++count;
+      reached += probability(count++);
     }
     kept = count;
     total = reached;
   }
   double left = row.uniform * total;
   for (size_t i = 0; i < kept; ++i) {
-    left -= static_cast<double>(logits[static_cast<size_t>(order[i])]);
+    left -= probability(i);
     if (left < 0) return order[i];
   }
   return order[kept - 1];

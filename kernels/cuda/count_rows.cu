@@ -11,6 +11,18 @@ namespace {
 
 constexpr int kCountThreads = 128;
 
+/// Cuts one block of many rows into parts of `most`.
+__device__ __forceinline__ void cut_single(DeviceRun& run, const PackedFormat& format, int most) {
+  run.first_block.rows = run.block_rows = most;
+  run.code_stride = most * static_cast<int>(format.row_bytes());
+  run.scale_stride = format.axis == ScaleAxis::kToken
+                         ? most * format.groups() * static_cast<int>(dtype_bytes(format.meta))
+                         : 0;
+  run.packed_rows = run.slots;
+  run.units = (run.slots + most - 1) / most;
+  run.step = 1;
+}
+
 /// Cuts a run of a lane into splits of at most `most` slots.
 __device__ void cut_run(DeviceRun& run, const PackedFormat* formats, int most) {
   switch (static_cast<Cut>(run.cut)) {
@@ -24,18 +36,9 @@ __device__ void cut_run(DeviceRun& run, const PackedFormat* formats, int most) {
       run.units = (run.packed_rows + run.block_rows - 1) / run.block_rows;
       run.step = max(1, most / run.block_rows);
       break;
-    case Cut::kSingle: {
-      const PackedFormat& format = formats[run.format];
-      run.first_block.rows = run.block_rows = most;
-      run.code_stride = most * static_cast<int>(format.row_bytes());
-      run.scale_stride = format.axis == ScaleAxis::kToken
-                             ? most * format.groups() * static_cast<int>(dtype_bytes(format.meta))
-                             : 0;
-      run.packed_rows = run.slots;
-      run.units = (run.slots + most - 1) / most;
-      run.step = 1;
+    case Cut::kSingle:
+      cut_single(run, formats[run.format], most);
       break;
-    }
   }
   run.splits = run.slots == 0 ? 0 : (run.units + run.step - 1) / run.step;
 }
@@ -95,6 +98,26 @@ __device__ void lay_piece(const TableArgs& table, int layer, int number, int lan
   table.row_lanes[at] = {static_cast<float*>(nullptr) + query, piece.first_part, piece.parts};
 }
 
+/// The row of queries of a lane, of keys and of values, by its number in the step.
+__device__ __forceinline__ int64_t row_of(const TableArgs& table, int number) {
+  return static_cast<int64_t>(table.step[number / table.heads].row) * table.heads +
+         number % table.heads;
+}
+
+/// Cuts the runs of a side of a lane of `slots`; their splits are numbered from `part` on. Returns
+/// the number behind the last.
+__device__ __forceinline__ int cut_runs(const TableArgs& table, DeviceRun* runs, int slots,
+                                        bool keys, bool fused, int part) {
+  for (int i = 0; i < table.side_runs; ++i) {
+    DeviceRun& run = runs[i];
+    if (run.kernel < 0) continue;
+    cut_run(run, table.formats, most_slots(table, run, slots, keys, fused));
+    run.first_part = part;
+    part += run.splits;
+  }
+  return part;
+}
+
 /// A thread for each side of each lane of a step.
 __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
   const int index = static_cast<int>(blockIdx.x) * kCountThreads + static_cast<int>(threadIdx.x);
@@ -112,21 +135,11 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
   lay_gained(table, tail, runs + table.side_runs - kGainedRuns);
   const int slots = tail.fixed_slots + tail.packed + tail.full;
   const bool fused = table.lanes[at].fused != 0;
-  int part = number * table.parts[layer * 2 + side];
-  const int first_part = part;
-  for (int i = 0; i < table.side_runs; ++i) {
-    DeviceRun& run = runs[i];
-    if (run.kernel < 0) continue;
-    cut_run(run, table.formats, most_slots(table, run, slots, side == 0, fused));
-    run.first_part = part;
-    part += run.splits;
-  }
+  const int first_part = number * table.parts[layer * 2 + side];
+  const int end_part = cut_runs(table, runs, slots, side == 0, fused, first_part);
   DeviceLane& lane = table.lanes[at];
   if (side == 0) {
-    const int64_t query =
-        (static_cast<int64_t>(table.step[number / table.heads].row) * table.heads +
-         number % table.heads) *
-        table.q_per_kv * table.head_dim;
+    const int64_t query = row_of(table, number) * table.q_per_kv * table.head_dim;
     lane.q = static_cast<const float*>(nullptr) + query;
     lane.out = static_cast<float*>(nullptr) + query;
     // Of a lane that is placed, keys and values may have different slots.
@@ -136,7 +149,7 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
     if (table.pieces != nullptr) lay_piece(table, layer, number, at, query, tail);
   } else {
     lane.first_part = first_part;
-    lane.parts = part - first_part;
+    lane.parts = end_part - first_part;
   }
 }
 
@@ -154,9 +167,7 @@ __global__ void __launch_bounds__(32 * kStoreWarps)
   if (number >= table.rows * table.heads) return;
   const int lane = table.lane_at(layer, number);
   const DeviceTail& tail = table.tails[lane * 2 + side];
-  const int64_t from = (static_cast<int64_t>(table.step[number / table.heads].row) * table.heads +
-                        number % table.heads) *
-                       table.head_dim;
+  const int64_t from = row_of(table, number) * table.head_dim;
   store_row(tail.ring, table.dtype, tail.place(tail.newest), table.head_dim,
             (side == 0 ? k : v) + from);
   if (!tail.placed || threadIdx.x % 32 != 0) return;

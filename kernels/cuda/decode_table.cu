@@ -68,6 +68,28 @@ Buffer waves_of(std::span<const float> frequencies, int turns, Device device) {
   return waves;
 }
 
+/// What kernels have to know of windows, (layers, 2).
+std::vector<DeviceWindow> sizes_of(std::span<const std::array<RowWindow, 2>> windows) {
+  std::vector<DeviceWindow> sizes;
+  for (const std::array<RowWindow, 2>& layer : windows) {
+    for (const RowWindow& window : layer) sizes.push_back({window.trigger, window.rows});
+  }
+  return sizes;
+}
+
+/// (layers,) so many layers, from each on, drop the same row; 0: with another.
+std::vector<int> dropping_together(std::span<const int> drops_with, size_t layers) {
+  std::vector<int> counts(layers, drops_with.empty() ? 1 : 0);
+  for (const int first : drops_with) ++counts[static_cast<size_t>(first)];
+  return counts;
+}
+
+/// Takes other memory for a buffer, which gives back what it has first.
+void take(Buffer& buffer, Device device, size_t bytes) {
+  buffer = Buffer();
+  buffer = Buffer(device, bytes);
+}
+
 /// Sends the first `count` entries of something that a draft says of its slot.
 template <class T>
 void send_some(const SlotDraft& draft, std::span<T> from, int count, Buffer& to, Stream& stream) {
@@ -79,6 +101,25 @@ void send_some(const SlotDraft& draft, std::span<T> from, int count, Buffer& to,
 template <class T>
 void send_all(const SlotDraft& draft, std::span<T> from, Buffer& to, Stream& stream) {
   send_some(draft, from, static_cast<int>(from.size()), to, stream);
+}
+
+/// `count` numbers from number `at` on, whichever stream fed the GPU.
+template <class T>
+std::vector<T> read_back(const Buffer& from, size_t at, size_t count, const char* op) {
+  std::vector<T> numbers(count);
+  check(cudaDeviceSynchronize(), op);
+  copy_now(numbers.data(), reinterpret_cast<const T*>(from.data()) + at, count * sizeof(T));
+  return numbers;
+}
+
+/// Says how the rows of lanes' sides lie.
+void take_sides(std::span<const DeviceTail> tails, PlacedCopy& copy) {
+  copy.sides.clear();
+  copy.held.clear();
+  for (const DeviceTail& tail : tails) {
+    copy.sides.push_back({{}, tail.first, tail.full, tail.blocks, tail.filling, tail.filled});
+    copy.held.push_back(tail.fixed_slots + tail.most_blocks * tail.block_rows + tail.ring_rows);
+  }
 }
 
 }  // namespace
@@ -130,6 +171,8 @@ struct DecodeTable::State {
   void attend_rows(int layer, const float* q, float* out, float scale, Stream& stream);
   void class_layers_of(size_t side);
   void place_slots();
+  void place_drafted(size_t slots);
+  void place_counted(size_t slots);
   void plan_drafts();
   void point_drafts();
   void note(SlotDraft& draft);
@@ -139,6 +182,9 @@ struct DecodeTable::State {
   void take_step(std::span<const TableRow> rows, Stream& stream);
   void send_bounds(Stream& stream);
   TableArgs table_args();
+  void point_weighed(TableArgs& args);
+  void point_rows(TableArgs& args);
+  void take_sizes(TableArgs& args) const;
   AttendArgs attend_args(int layer, const float* q, float* out, float scale);
 };
 
@@ -159,14 +205,9 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
   plan.shape.rows_alone = {};  // kept above
   plan.windows = windows;
   clear_now(clamped.data(), clamped.bytes());
-  std::vector<DeviceWindow> sizes;
-  for (const std::array<RowWindow, 2>& layer : windows) {
-    for (const RowWindow& window : layer) sizes.push_back({window.trigger, window.rows});
-  }
-  copy_now(device_windows.data(), sizes.data(), device_windows.bytes());
+  copy_now(device_windows.data(), sizes_of(windows).data(), device_windows.bytes());
   for (const size_t side : {size_t{0}, size_t{1}}) class_layers_of(side);
-  std::vector<int> counts(windows.size(), of.drops_with.empty() ? 1 : 0);
-  for (const int first : of.drops_with) ++counts[static_cast<size_t>(first)];
+  const std::vector<int> counts = dropping_together(of.drops_with, windows.size());
   copy_now(together.data(), counts.data(), together.bytes());
 }
 
@@ -276,16 +317,24 @@ void DecodeTable::State::point_drafts() {
 /// Takes memory for `load`, in which nothing is set.
 void DecodeTable::State::place_slots() {
   const auto slots = static_cast<size_t>(plan.load.slots);
-  const auto of_slot = static_cast<size_t>(plan.lanes_of_slot());
   assert(2 * plan.side_runs() <= kMostRuns);
   bounds = LaunchBounds(plan.shape.layers, plan.side_runs());
   plan_drafts();
-  const auto take = [&](Buffer& buffer, size_t bytes) {
-    buffer = Buffer();  // first, so that not both are held
-    buffer = Buffer(device, bytes);
-  };
+  place_drafted(slots);
+  place_counted(slots);
+  point_drafts();
+  is_placed.assign(slots, 0);
+  most_places = 0;
+  weighs_slots = false;
+  step.reserve(slots);
+  step.clear();
+  versions.assign(slots + 1, 0);
+}
+
+/// Takes memory for what drafts say of slots.
+void DecodeTable::State::place_drafted(size_t slots) {
   const auto make = [&](Buffer& buffer, const auto& one) {
-    take(buffer, slots * one.size_bytes());
+    take(buffer, device, slots * one.size_bytes());
   };
   const SlotDraft& one = *drafts.front();
   make(lanes, one.lanes);
@@ -301,29 +350,27 @@ void DecodeTable::State::place_slots() {
   make(value_at, one.value_at);
   make(key_at, one.key_at);
   make(fixed, one.fixed);
+}
+
+/// Takes memory for what the GPU makes of them.
+void DecodeTable::State::place_counted(size_t slots) {
+  const size_t slot_lanes = slots * static_cast<size_t>(plan.lanes_of_slot());
   if (turns) waves = waves_of(plan.shape.turned_by, plan.load.turns, device);
   if (plan.shape.drops_packed) {
-    take(live, slots * of_slot * 2 * static_cast<size_t>(plan.load.blocks) * sizeof(int));
-    take(place_weights, plan.compares() ? came.bytes() : 0);
-    take(gained_bytes, slots * sizeof(int64_t));
-    take(row_bits, slots * of_slot * static_cast<size_t>(plan.bit_words) * sizeof(uint32_t));
+    take(live, device, slot_lanes * 2 * static_cast<size_t>(plan.load.blocks) * sizeof(int));
+    take(place_weights, device, plan.compares() ? came.bytes() : 0);
+    take(gained_bytes, device, slots * sizeof(int64_t));
+    take(row_bits, device, slot_lanes * static_cast<size_t>(plan.bit_words) * sizeof(uint32_t));
   }
-  take(device_step, slots * sizeof(StepSlot));
-  take(evicted, slots * static_cast<size_t>(plan.shape.layers) * sizeof(int));
+  take(device_step, device, slots * sizeof(StepSlot));
+  take(evicted, device, slots * static_cast<size_t>(plan.shape.layers) * sizeof(int));
   const auto heads = static_cast<size_t>(plan.shape.kv_heads * plan.shape.q_per_kv);
-  take(scores, any_layer(/*rows_alone=*/false)
-                   ? slots * heads * static_cast<size_t>(longest()) * sizeof(float)
-                   : 0);
+  const bool scores_lanes = any_layer(/*rows_alone=*/false);
+  take(scores, device,
+       scores_lanes ? slots * heads * static_cast<size_t>(longest()) * sizeof(float) : 0);
   const bool rows_apart = any_layer(/*rows_alone=*/true) || may_hold_pictures();
-  take(pieces, rows_apart ? slots * of_slot * sizeof(DevicePiece) : 0);
-  take(row_lanes, rows_apart ? slots * of_slot * sizeof(DeviceRowLane) : 0);
-  point_drafts();
-  is_placed.assign(slots, 0);
-  most_places = 0;
-  weighs_slots = false;
-  step.reserve(slots);
-  step.clear();
-  versions.assign(slots + 1, 0);
+  take(pieces, device, rows_apart ? slot_lanes * sizeof(DevicePiece) : 0);
+  take(row_lanes, device, rows_apart ? slot_lanes * sizeof(DeviceRowLane) : 0);
 }
 
 /// Makes launches reach what was laid.
@@ -417,30 +464,46 @@ TableArgs DecodeTable::State::table_args() {
   args.compares = plan.compares();
   args.scored = plan.shape.scored;
   args.together = reinterpret_cast<const int*>(together.data());
-  if (plan.compares() || plan.shape.drops_packed) {
-    args.weighed = reinterpret_cast<DeviceWeighed*>(weighed.data());
-    args.came = reinterpret_cast<int*>(came.data());
-    args.weighed_rows = plan.load.weighed_rows;
-    args.weighed_slots = weighs_slots ? longest() : plan.load.weighed_rows;
-  }
-  if (plan.shape.drops_packed) {
-    args.value_at = reinterpret_cast<int16_t*>(value_at.data());
-    args.key_at = reinterpret_cast<int16_t*>(key_at.data());
-    args.live = reinterpret_cast<int*>(live.data());
-    args.bytes = reinterpret_cast<unsigned long long*>(gained_bytes.data());
-    args.fixed = reinterpret_cast<DeviceFixedBlock*>(fixed.data());
-    args.row_bits = reinterpret_cast<uint32_t*>(row_bits.data());
-    args.bit_words = plan.bit_words;
-    args.most_places = most_places;
-    args.blocks = plan.load.blocks;
-    args.fixed_blocks = plan.load.fixed_blocks;
-  }
+  if (plan.compares() || plan.shape.drops_packed) point_weighed(args);
   if (turns) {
     args.turned = reinterpret_cast<DeviceTurned*>(turned.data());
     args.waves = reinterpret_cast<const double*>(waves.data());
     args.turned_half = static_cast<int>(plan.shape.turned_by.size());
   }
   args.scores = reinterpret_cast<float*>(scores.data());
+  if (pieces.bytes() > 0) point_rows(args);
+  take_sizes(args);
+  return args;
+}
+
+/// Where the kernels of rows that may go find what is kept of them.
+void DecodeTable::State::point_weighed(TableArgs& args) {
+  args.weighed = reinterpret_cast<DeviceWeighed*>(weighed.data());
+  args.came = reinterpret_cast<int*>(came.data());
+  args.weighed_rows = plan.load.weighed_rows;
+  args.weighed_slots = weighs_slots ? longest() : plan.load.weighed_rows;
+  if (!plan.shape.drops_packed) return;
+  args.value_at = reinterpret_cast<int16_t*>(value_at.data());
+  args.key_at = reinterpret_cast<int16_t*>(key_at.data());
+  args.live = reinterpret_cast<int*>(live.data());
+  args.bytes = reinterpret_cast<unsigned long long*>(gained_bytes.data());
+  args.fixed = reinterpret_cast<DeviceFixedBlock*>(fixed.data());
+  args.row_bits = reinterpret_cast<uint32_t*>(row_bits.data());
+  args.bit_words = plan.bit_words;
+  args.most_places = most_places;
+  args.blocks = plan.load.blocks;
+  args.fixed_blocks = plan.load.fixed_blocks;
+}
+
+/// Where those of row_pieces.cu find full rows.
+void DecodeTable::State::point_rows(TableArgs& args) {
+  args.pieces = reinterpret_cast<DevicePiece*>(pieces.data());
+  args.row_lanes = reinterpret_cast<DeviceRowLane*>(row_lanes.data());
+  args.row_parts = row_parts;
+  args.pictures = may_hold_pictures();
+}
+
+void DecodeTable::State::take_sizes(TableArgs& args) const {
   args.rows = static_cast<int>(step.size());
   args.layers = plan.shape.layers;
   args.heads = plan.shape.kv_heads;
@@ -451,12 +514,6 @@ TableArgs DecodeTable::State::table_args() {
   args.key_slots = bounds.key_slots();
   args.weightings = plan.shape.remaps + 1;
   args.dtype = plan.shape.rows;
-  if (pieces.bytes() == 0) return args;
-  args.pieces = reinterpret_cast<DevicePiece*>(pieces.data());
-  args.row_lanes = reinterpret_cast<DeviceRowLane*>(row_lanes.data());
-  args.row_parts = row_parts;
-  args.pictures = may_hold_pictures();
-  return args;
 }
 
 /// The full rows of a layer that row_pieces.cu serves, and where their states go.
@@ -628,22 +685,15 @@ void DecodeTable::drop_least(Stream& stream) {
 
 std::vector<int> DecodeTable::came(int slot) const {
   const State& state = *state_;
-  std::vector<int> numbers(static_cast<size_t>(state.plan.lanes_of_slot()) *
-                           static_cast<size_t>(state.plan.load.weighed_rows));
-  const size_t at = static_cast<size_t>(slot) * numbers.size();
-  check(cudaDeviceSynchronize(), "DecodeTable::came");  // whichever stream fed it
-  copy_now(numbers.data(), reinterpret_cast<const int*>(state.came.data()) + at,
-           numbers.size() * sizeof(int));
-  return numbers;
+  const size_t of_slot = static_cast<size_t>(state.plan.lanes_of_slot()) *
+                         static_cast<size_t>(state.plan.load.weighed_rows);
+  return read_back<int>(state.came, static_cast<size_t>(slot) * of_slot, of_slot,
+                        "DecodeTable::came");
 }
 
 std::vector<int64_t> DecodeTable::gained_bytes() const {
-  const State& state = *state_;
-  std::vector<int64_t> bytes(static_cast<size_t>(state.plan.load.slots));
-  check(cudaDeviceSynchronize(), "DecodeTable::gained_bytes");  // whichever stream fed it
-  copy_now(bytes.data(), reinterpret_cast<const int64_t*>(state.gained_bytes.data()),
-           bytes.size() * sizeof(int64_t));
-  return bytes;
+  return read_back<int64_t>(state_->gained_bytes, 0, static_cast<size_t>(state_->plan.load.slots),
+                            "DecodeTable::gained_bytes");
 }
 
 void DecodeTable::put_weights(std::span<const float> weights, float* to) const {
@@ -667,14 +717,9 @@ void DecodeTable::read_placed(int slot, int layer, int layers, PlacedCopy& copy)
   read(copy.came, state.came, copy.places);
   read(copy.value_at, state.value_at, copy.places);
   if (state.plan.compares()) read(copy.weights, state.place_weights, copy.places);
-  copy.sides.clear();
-  copy.held.clear();
   std::vector<DeviceTail> tails;
   read(tails, state.tails, 2);
-  for (const DeviceTail& tail : tails) {
-    copy.sides.push_back({{}, tail.first, tail.full, tail.blocks, tail.filling, tail.filled});
-    copy.held.push_back(tail.fixed_slots + tail.most_blocks * tail.block_rows + tail.ring_rows);
-  }
+  take_sides(tails, copy);
 }
 
 bool DecodeTable::attends_in_place(int layer) const noexcept {
@@ -684,11 +729,9 @@ bool DecodeTable::attends_in_place(int layer) const noexcept {
 uint64_t DecodeTable::version() const noexcept { return state_->versions[state_->step.size()]; }
 
 int64_t DecodeTable::guarded_remaps(int layer) const {
-  unsigned long long count = 0;
-  check(cudaDeviceSynchronize(), "DecodeTable::guarded_remaps");  // whichever stream fed it
-  copy_now(&count, reinterpret_cast<unsigned long long*>(state_->clamped.data()) + layer,
-           sizeof count);
-  return static_cast<int64_t>(count);
+  const auto count = read_back<unsigned long long>(state_->clamped, static_cast<size_t>(layer), 1,
+                                                   "DecodeTable::guarded_remaps");
+  return static_cast<int64_t>(count[0]);
 }
 
 }  // namespace kvlm

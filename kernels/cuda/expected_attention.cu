@@ -154,33 +154,42 @@ __global__ void __launch_bounds__(kThreads) turn_statistics(Job job) {
   }
 }
 
+/// Keys from `first` on of a head, zeros behind the last, as floats. By a block.
+__device__ __forceinline__ void load_keys(const Job& job, int64_t head, int first, float* keys) {
+  const StoredRows stored = job.keys[head / job.q_per_kv];
+  const int width = stored.dtype == DType::kF32 ? 4 : 2;
+  for (int i = static_cast<int>(threadIdx.x); i < kKeyRows * job.dim; i += kThreads) {
+    const int64_t row = first + i / job.dim;
+    keys[i] = row < job.n ? element(stored.data + row * job.dim * width, stored.dtype, i % job.dim)
+                          : 0.0f;
+  }
+}
+
+/// Products of the keys with a column of a head's covariance.
+__device__ __forceinline__ void multiply_column(const Job& job, int64_t head, int c,
+                                                const float* keys, float (&products)[kKeyRows]) {
+  const double* column = job.squares + head * job.dim * job.dim + c;
+  for (int a = 0; a < job.dim; ++a) {
+    const auto s = static_cast<float>(column[static_cast<int64_t>(a) * job.dim]);
+#pragma unroll
+    for (int r = 0; r < kKeyRows; ++r) products[r] += keys[r * job.dim + a] * s;
+  }
+}
+
 /// What softmax takes of kKeyRows keys, by a block: a thread has a column of the covariance, or
 /// some.
 __global__ void __launch_bounds__(kThreads) find_logits(Job job) {
   extern __shared__ float keys[];  // (kKeyRows, dim)
   __shared__ double sums[kKeyRows][kThreads];
   const int64_t head = blockIdx.y;
-  const StoredRows stored = job.keys[head / job.q_per_kv];
   const int first = static_cast<int>(blockIdx.x) * kKeyRows;
   const auto thread = static_cast<int>(threadIdx.x);
-  const int width = stored.dtype == DType::kF32 ? 4 : 2;
-  for (int i = thread; i < kKeyRows * job.dim; i += kThreads) {
-    const int64_t row = first + i / job.dim;
-    keys[i] = row < job.n ? element(stored.data + row * job.dim * width, stored.dtype, i % job.dim)
-                          : 0.0f;
-  }
+  load_keys(job, head, first, keys);
   __syncthreads();
   double own[kKeyRows] = {};
   for (int c = thread; c < job.dim; c += kThreads) {
     float products[kKeyRows] = {};
-    if (job.covariance) {
-      const double* column = job.squares + head * job.dim * job.dim + c;
-      for (int a = 0; a < job.dim; ++a) {
-        const auto s = static_cast<float>(column[static_cast<int64_t>(a) * job.dim]);
-#pragma unroll
-        for (int r = 0; r < kKeyRows; ++r) products[r] += keys[r * job.dim + a] * s;
-      }
-    }
+    if (job.covariance) multiply_column(job, head, c, keys, products);
     const double mean = job.means[head * job.dim + c];
 #pragma unroll
     for (int r = 0; r < kKeyRows; ++r) {
@@ -240,35 +249,30 @@ const T* uploaded(std::span<const T> values, Stream& stream) {
   return reinterpret_cast<const T*>(stream.queue().upload(values.data(), values.size_bytes()));
 }
 
-}  // namespace
-
-void expected_attention(const FutureQueries& future, ConstTensorView q,
-                        std::span<const StoredRows> keys, std::span<double> weights,
-                        Stream& stream) {
+/// What is known on the host.
+Job job_of(const FutureQueries& future, ConstTensorView q, size_t kv_heads) {
   Job job{};
   job.q = q.data();
   job.q_dtype = q.dtype();
   job.n = static_cast<int>(q.shape()[0]);
   job.q_heads = static_cast<int>(q.shape()[1]);
-  job.q_per_kv = job.q_heads / static_cast<int>(keys.size());
+  job.q_per_kv = job.q_heads / static_cast<int>(kv_heads);
   job.dim = static_cast<int>(q.shape()[2]);
   job.half = static_cast<int>(future.frequencies.size());
   job.first_row = future.first_row;
   job.covariance = future.covariance;
   job.scale = static_cast<double>(future.scale);
   job.part_count = static_cast<int>(ceil_div(job.n - job.first_row, kPartRows));
-  const std::vector<double> rotation = mean_rotation(future, job.n);
-  job.keys = uploaded(keys, stream);
-  job.frequencies = uploaded(future.frequencies, stream);
-  job.rotation = uploaded(std::span<const double>(rotation), stream);
+  return job;
+}
 
-  // parts, means, squares, logits, weights, queries
+void place_workspace(Job& job, size_t weights, Stream& stream) {
   const auto heads = static_cast<size_t>(job.q_heads);
   const auto n = static_cast<size_t>(job.n);
   const auto dim = static_cast<size_t>(job.dim);
   const size_t part_sums = heads * static_cast<size_t>(job.part_count) * dim;
   const size_t squares = job.covariance ? heads * dim * dim : 0;
-  const size_t doubles = part_sums + heads * dim + squares + heads * n + weights.size();
+  const size_t doubles = part_sums + heads * dim + squares + heads * n + weights;
   std::byte* scratch = stream.queue().scratch(
       kRowScores, doubles * sizeof(double) + heads * n * dim * sizeof(float));
   job.parts = reinterpret_cast<double*>(scratch);
@@ -276,8 +280,10 @@ void expected_attention(const FutureQueries& future, ConstTensorView q,
   job.squares = job.means + heads * dim;
   job.logits = job.squares + squares;
   job.weights = job.logits + heads * n;
-  job.queries = reinterpret_cast<float*>(job.weights + weights.size());
+  job.queries = reinterpret_cast<float*>(job.weights + weights);
+}
 
+void launch_all(const Job& job, unsigned kv_heads, Stream& stream) {
   const auto blocks = [](int64_t count, int size) {
     return static_cast<unsigned>(ceil_div(count, size));
   };
@@ -291,12 +297,25 @@ void expected_attention(const FutureQueries& future, ConstTensorView q,
                    dim3(kSide, kSide), 0, native(stream)>>>(job);
   }
   if (job.half > 0) turn_statistics<<<of_heads, kThreads, 0, native(stream)>>>(job);
-  find_logits<<<dim3(blocks(job.n, kKeyRows), of_heads), kThreads, kKeyRows * dim * sizeof(float),
-                native(stream)>>>(job);
+  find_logits<<<dim3(blocks(job.n, kKeyRows), of_heads), kThreads,
+                kKeyRows* static_cast<size_t>(job.dim) * sizeof(float), native(stream)>>>(job);
   soften<<<of_heads, kThreads, 0, native(stream)>>>(job);
-  average_heads<<<dim3(blocks(job.n, kThreads), static_cast<unsigned>(keys.size())), kThreads, 0,
-                  native(stream)>>>(job);
+  average_heads<<<dim3(blocks(job.n, kThreads), kv_heads), kThreads, 0, native(stream)>>>(job);
   check_launch("expected_attention");
+}
+
+}  // namespace
+
+void expected_attention(const FutureQueries& future, ConstTensorView q,
+                        std::span<const StoredRows> keys, std::span<double> weights,
+                        Stream& stream) {
+  Job job = job_of(future, q, keys.size());
+  const std::vector<double> rotation = mean_rotation(future, job.n);
+  job.keys = uploaded(keys, stream);
+  job.frequencies = uploaded(future.frequencies, stream);
+  job.rotation = uploaded(std::span<const double>(rotation), stream);
+  place_workspace(job, weights.size(), stream);
+  launch_all(job, static_cast<unsigned>(keys.size()), stream);
   stream.queue().copy(weights.data(), false, job.weights, true, weights.size_bytes());
 }
 

@@ -451,38 +451,51 @@ struct FewWork {
   Activation activation = Activation::kSilu;
 };
 
+/// What the kernels are told of projections.
+template <class T>
+FewProjections<T> few_projections(std::span<const Projection> projections, float* gated) {
+  FewProjections<T> made{};
+  for (size_t i = 0; i < projections.size(); ++i) {
+    made.w[i] = reinterpret_cast<const T*>(projections[i].w.data());
+    made.y[i] = gated != nullptr ? gated : projections[i].y.as<float>();
+    made.bias[i] = projections[i].bias.empty() ? nullptr : projections[i].bias.as<float>();
+    made.out[i] = projections[i].w.shape()[0];
+  }
+  return made;
+}
+
+/// The kernel of 1 to kFewRows rows.
+template <class T, bool kGated>
+auto few_kernel(int64_t rows) {
+  switch (rows) {
+    case 1:
+      return few_rows<T, 1, kGated>;
+    case 2:
+      return few_rows<T, 2, kGated>;
+    case 3:
+      return few_rows<T, 3, kGated>;
+    default:
+      return few_rows<T, 4, kGated>;
+  }
+}
+
 /// 1 to kFewRows regular rows of f32.
 void multiply_few(std::span<const Projection> projections, ConstTensorView x, const FewWork& work,
                   Stream& stream) {
   const bool gated = work.gated != nullptr;
   const FewTiling tiling = few_tiling(gated);
   const FewRows args{x.as<float>(), static_cast<int>(x.shape()[1]), work.add, work.activation};
+  int64_t groups = 0;  // of warps that share their rows of weights
+  for (const Projection& one : gated ? projections.first(1) : projections) {
+    groups += ceil_div(one.w.shape()[0], few_outputs(gated));
+  }
+  const auto blocks = static_cast<unsigned>(ceil_div(groups * tiling.split, tiling.warps));
   with_type(projections[0].w.dtype(), [&](auto* type) {
     using T = typename TypeOf<decltype(type)>::Type;
-    FewProjections<T> made{};
-    int64_t groups = 0;  // of warps that share their rows of weights
-    for (size_t i = 0; i < projections.size(); ++i) {
-      made.w[i] = reinterpret_cast<const T*>(projections[i].w.data());
-      made.y[i] = gated ? work.gated : projections[i].y.as<float>();
-      made.bias[i] = projections[i].bias.empty() ? nullptr : projections[i].bias.as<float>();
-      made.out[i] = projections[i].w.shape()[0];
-      if (!gated || i == 0) groups += ceil_div(made.out[i], few_outputs(gated));
-    }
-    const auto start = [&](auto kernel) {
-      launch_early("linear", kernel,
-                   static_cast<unsigned>(ceil_div(groups * tiling.split, tiling.warps)),
-                   32 * tiling.warps, stream, made, args);
-    };
-    switch (x.shape()[0]) {
-      case 1:
-        return start(gated ? few_rows<T, 1, true> : few_rows<T, 1, false>);
-      case 2:
-        return start(gated ? few_rows<T, 2, true> : few_rows<T, 2, false>);
-      case 3:
-        return start(gated ? few_rows<T, 3, true> : few_rows<T, 3, false>);
-      default:
-        return start(gated ? few_rows<T, 4, true> : few_rows<T, 4, false>);
-    }
+    const int64_t rows = x.shape()[0];
+    const auto kernel = gated ? few_kernel<T, true>(rows) : few_kernel<T, false>(rows);
+    launch_early("linear", kernel, blocks, 32 * tiling.warps, stream,
+                 few_projections<T>(projections, work.gated), args);
   });
 }
 
@@ -600,6 +613,28 @@ struct TailWork {
   bool activates, gated, add;
 };
 
+/// Elements of y from i on as their product leaves them: activated, or gated.
+template <int kWidth, class P>
+__device__ __forceinline__ void load_product(const P* p, int64_t i, const TailWork& work,
+                                             float (&values)[kWidth]) {
+  if (work.gated) {
+    float pairs[2][kWidth];
+    load_group(p + 2 * i, pairs[0]);
+    load_group(p + 2 * i + kWidth, pairs[1]);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      const float gate = pairs[2 * j / kWidth][2 * j % kWidth];
+      values[j] =
+          activated(work.activation, gate) * pairs[(2 * j + 1) / kWidth][(2 * j + 1) % kWidth];
+    }
+    return;
+  }
+  load_group(p + i, values);
+  if (!work.activates) return;
+#pragma unroll
+  for (float& value : values) value = activated(work.activation, value);
+}
+
 /// y = tail(p), kWidth elements of y at a time.
 template <class P, class Y, int kWidth>
 __global__ void __launch_bounds__(kTailThreads) finish_rows(Y* y, const P* p, TailWork work) {
@@ -609,23 +644,7 @@ __global__ void __launch_bounds__(kTailThreads) finish_rows(Y* y, const P* p, Ta
   for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kTailThreads + threadIdx.x) * kWidth;
        i < work.count; i += step) {
     float values[kWidth];
-    if (work.gated) {
-      float pairs[2][kWidth];
-      load_group(p + 2 * i, pairs[0]);
-      load_group(p + 2 * i + kWidth, pairs[1]);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const float gate = pairs[2 * j / kWidth][2 * j % kWidth];
-        values[j] =
-            activated(work.activation, gate) * pairs[(2 * j + 1) / kWidth][(2 * j + 1) % kWidth];
-      }
-    } else {
-      load_group(p + i, values);
-      if (work.activates) {
-#pragma unroll
-        for (float& value : values) value = activated(work.activation, value);
-      }
-    }
+    load_product(p, i, work, values);
     if (work.scale != nullptr) {
       float scales[kWidth];
       load_group(work.scale + i % work.columns, scales);
@@ -642,14 +661,7 @@ __global__ void __launch_bounds__(kTailThreads) finish_rows(Y* y, const P* p, Ta
   }
 }
 
-void finish(TensorView y, const void* product, DType made, const LinearTail& tail, Stream& stream) {
-  const bool activates_alone =
-      tail.activation.has_value() && tail.scale.empty() && !tail.gated && !tail.add;
-  if (activates_alone && made == y.dtype() && made != DType::kF32 && y.elements() % 8 == 0 &&
-      is_aligned(product, 16) && is_aligned(y.data(), 16)) {
-    const ConstTensorView x(product, made, y.shape(), y.device());
-    return cuda::activate_halves(y, x, *tail.activation, stream);
-  }
+TailWork work_of(TensorView y, const LinearTail& tail) {
   TailWork work{};
   work.scale = tail.scale.empty() ? nullptr : tail.scale.as<float>();
   work.columns = y.shape()[1];
@@ -658,6 +670,18 @@ void finish(TensorView y, const void* product, DType made, const LinearTail& tai
   work.activates = tail.activation.has_value();
   work.gated = tail.gated;
   work.add = tail.add;
+  return work;
+}
+
+void finish(TensorView y, const void* product, DType made, const LinearTail& tail, Stream& stream) {
+  const bool activates_alone =
+      tail.activation.has_value() && tail.scale.empty() && !tail.gated && !tail.add;
+  if (activates_alone && made == y.dtype() && made != DType::kF32 && y.elements() % 8 == 0 &&
+      is_aligned(product, 16) && is_aligned(y.data(), 16)) {
+    const ConstTensorView x(product, made, y.shape(), y.device());
+    return cuda::activate_halves(y, x, *tail.activation, stream);
+  }
+  const TailWork work = work_of(y, tail);
   const bool grouped = work.columns % 4 == 0 && is_aligned(product, 16) &&
                        is_aligned(y.data(), 16) && is_aligned(work.scale, 16);
   const int64_t blocks =
@@ -691,6 +715,17 @@ bool is_even(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTai
          (tail.scale.empty() || is_aligned(tail.scale.data(), 16));
 }
 
+/// y = tail(x w^T) in two passes, of any shape.
+void multiply_apart(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail,
+                    Stream& stream) {
+  const Shape shape{x.shape()[0], w.shape()[0]};
+  std::byte* product =
+      stream.queue().scratch(kTailProduct, static_cast<size_t>(shape.elements()) * sizeof(float));
+  const TensorView made(product, DType::kF32, shape, y.device());
+  cuda::linear(made, x, w, tail.bias, false, stream);
+  finish(y, product, DType::kF32, tail, stream);
+}
+
 /// Makes y = tail(operand w^T) if warpgroup_product.cu does such.
 bool multiplied_by_warpgroups(TensorView y, const void* operand, ConstTensorView w,
                               const LinearTail& tail, Stream& stream) {
@@ -719,6 +754,17 @@ HalfProduct gated_product(TensorView y, const Projection& gate, const Projection
   return {y, nullptr, gate.w, floats(gate.bias), HalfTail::kGated, up.w, floats(up.bias)};
 }
 
+/// Fills `y` with numbers: zeros would run faster.
+void fill_with_numbers(TensorView y, Stream& stream) {
+  Tensor numbers(DType::kF32, y.shape());
+  uint32_t state = 1;
+  for (int64_t i = 0; i < y.elements(); ++i) {
+    state = state * 1664525u + 1013904223u;
+    numbers.as<float>()[i] = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
+  }
+  kvlm::copy(y, numbers, stream);
+}
+
 }  // namespace
 
 double measure_matrix_rate(int size, DType dtype, Stream& stream) {
@@ -727,13 +773,7 @@ double measure_matrix_rate(int size, DType dtype, Stream& stream) {
   Tensor x(dtype, square, device);
   Tensor w(dtype, square, device);
   Tensor y(DType::kF32, square, device);
-  Tensor numbers(DType::kF32, square);
-  uint32_t state = 1;  // zeros would run faster than numbers do
-  for (int64_t i = 0; i < numbers.shape().elements(); ++i) {
-    state = state * 1664525u + 1013904223u;
-    numbers.as<float>()[i] = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
-  }
-  kvlm::copy(y, numbers, stream);
+  fill_with_numbers(y, stream);
   cuda::convert(x, y, stream);
   cuda::convert(w, y, stream);
   const auto run = [&] {
@@ -769,25 +809,16 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail
             Stream& stream) {
   const int64_t rows = x.shape()[0];
   const int64_t out = w.shape()[0];
-  if (!is_even(y, x, w, tail)) {
-    std::byte* product =
-        stream.queue().scratch(kTailProduct, static_cast<size_t>(rows * out) * sizeof(float));
-    const TensorView made(product, DType::kF32, {rows, out}, y.device());
-    cuda::linear(made, x, w, tail.bias, false, stream);
-    return finish(y, product, DType::kF32, tail, stream);
-  }
+  if (!is_even(y, x, w, tail)) return multiply_apart(y, x, w, tail, stream);
   const void* operand = operand_of(x, w.dtype(), stream);
   if (multiplied_by_warpgroups(y, operand, w, tail, stream)) return;
   const bool stored = tail.scale.empty() && !tail.gated;  // at once
   const bool gelu = tail.activation == Activation::kGeluTanh;
   const bool finished = stored && (!tail.activation || (gelu && !tail.add));
   const DType made = finished ? y.dtype() : w.dtype();
-  void* product = stored && !tail.add ? y.data() : nullptr;
-  if (finished) product = y.data();
-  if (product == nullptr || made != y.dtype()) {
-    product =
-        stream.queue().scratch(kTailProduct, static_cast<size_t>(rows * out) * dtype_bytes(made));
-  }
+  const bool in_place = finished || (stored && !tail.add && made == y.dtype());
+  const size_t bytes = static_cast<size_t>(rows * out) * dtype_bytes(made);
+  void* product = in_place ? y.data() : stream.queue().scratch(kTailProduct, bytes);
   const void* bias = bias_of(tail.bias, made, stream);
   Products::of(stream.device().index)
       .run({w.dtype(), made, rows, w.shape()[1], out, bias != nullptr, finished && tail.add,

@@ -16,6 +16,14 @@ namespace {
 
 constexpr int16_t kFusedRun = kCodeKernels + 1;  // DeviceRun::kernel of runs of fused lanes
 
+/// Full rows of a picture's lane are those of its ring alone, keys and values in the same places.
+bool has_picture_rows(const TableLane& lane) {
+  const GrowingRows& keys = lane.keys_gained;
+  const GrowingRows& values = lane.values_gained;
+  return lane.keys.size() == 1 && keys.first == values.first && keys.full == values.full &&
+         keys.ring_rows == values.ring_rows;
+}
+
 /// Words of the bitmap of at most `most` rows of a block from `row` on.
 int part_words(const PackedBlock& block, int row, int most) {
   return block.live == nullptr ? 0 : (std::min(most, block.rows - row) + 63) / 64;
@@ -38,6 +46,14 @@ SlotRun packed_run(const PackedFormat& format, const GrowingRows& rows, PackedBl
   run.blocks = {&block, 1};
   run.code_stride = rows.code_stride;
   run.scale_stride = rows.scale_stride;
+  return run;
+}
+
+/// Full rows of `dtype` from `ring` on, as a run.
+SlotRun full_rows(const std::byte* ring, DType dtype) {
+  SlotRun run;
+  run.rows = ring;
+  run.dtype = dtype;
   return run;
 }
 
@@ -93,6 +109,14 @@ bool find_ranges(std::span<const ScoreRemap> remaps, std::span<DeviceRun> runs) 
   return true;
 }
 
+/// Whether a lane of several passes finds only the constants of its softmax before values are added
+/// (DeviceLane::deferred). Says to which remap its runs belong.
+bool defers(const TableLane& lane, std::span<DeviceRun> runs) {
+  return !lane.placed && lane.weighed.weights == nullptr && find_ranges(lane.remaps, runs) &&
+         std::none_of(runs.begin(), runs.end(),
+                      [](const DeviceRun& run) { return run.kernel == kCodeKernels; });
+}
+
 /// Whether the key and the value of every row of a lane that is placed lie in the same place, and
 /// will: they come and go together.
 bool lies_alike(const TableLane& lane, const std::array<RowWindow, 2>& windows) {
@@ -113,6 +137,48 @@ bool lies_alike(const TableLane& lane, const std::array<RowWindow, 2>& windows) 
          std::equal(lane.weighed.came.begin(), lane.weighed.came.end(),
                     lane.weighed.values_came.begin(), lane.weighed.values_came.end());
 }
+
+/// The counters of the rows that a lane gains behind `fixed_slots`, none of them yet.
+DeviceTail tail_of(const GrowingRows& gained, int fixed_slots, bool placed) {
+  DeviceTail tail{};
+  tail.ring = gained.ring;
+  tail.codes = gained.codes;
+  tail.scales = gained.scales;
+  tail.zeros = gained.zeros;
+  tail.ring_rows = gained.ring_rows;
+  tail.first = gained.first;
+  tail.full = gained.full;
+  tail.packed = gained.packed;
+  tail.vacated = -1;
+  tail.fixed_slots = fixed_slots;
+  tail.code_stride = static_cast<int>(gained.code_stride);
+  tail.scale_stride = static_cast<int>(gained.scale_stride);
+  tail.block_rows = gained.block_rows;
+  tail.shares_codes = gained.shares_codes;
+  tail.owns_codes = gained.owns_codes;
+  tail.placed = placed;
+  tail.most_blocks = gained.most_blocks;
+  tail.blocks = gained.blocks;
+  tail.filling = gained.filling;
+  tail.filled = gained.filled;
+  return tail;
+}
+
+/// The runs of one side of a lane as one pass over it would find them, in their order.
+struct SideRuns {
+  std::array<SlotRun, kMostRuns> runs;
+  size_t count = 0;
+  PackedBlock block;  // of the rows that the table has packed
+
+  SideRuns(std::span<const SlotRun> fixed, const GrowingRows& gained, const RowWindow& window,
+           DType dtype) {
+    for (const SlotRun& run : fixed) runs[count++] = run;
+    if (is_packed(gained, window)) runs[count++] = packed_run(*window.format, gained, block);
+    runs[count++] = full_rows(gained.ring, dtype);
+  }
+  SideRuns(const SideRuns&) = delete;  // a run points to the block
+  std::span<const SlotRun> all() const { return std::span(runs).first(count); }
+};
 
 }  // namespace
 
@@ -142,21 +208,32 @@ LaneLayout::LaneLayout(const TableShape& shape, std::span<const std::array<RowWi
       longest_(longest) {}
 
 void LaneLayout::lay(int layer, const TableLane& from, LaneSpace& to) {
-  int slots = from.keys_gained.packed + from.keys_gained.full;
-  for (const SlotRun& run : from.keys) slots += run.slots;
   const FusedLane fused = served_in_one_pass(layer, from);
-  const bool is_fused = fused.pair != 0;
+  LaneWay way{};
+  way.fused = fused.pair != 0;
+  way.in_order = !way.fused && goes_in_order(from);
+  way.slots = from.keys_gained.packed + from.keys_gained.full;
+  for (const SlotRun& run : from.keys) way.slots += run.slots;
+  lay_side(layer, true, from, way, to);
+  lay_side(layer, false, from, way, to);
+  lay_lane(from, fused, way, to);
+  bounds.note_kind(layer, *to.lane, fused.sources);
+  if (is_picture(fused.pair)) bounds.note_picture(layer, from.keys[0].slots);
+}
+
+/// Whether its values are weighted in the order of their runs.
+bool LaneLayout::goes_in_order(const TableLane& lane) const {
   // Until it is laid again, which the host does where it packs values by their protection. Rows
   // that are full already do not count, so that laying a lane anew changes nothing.
-  int most = from.values_gained.ring_rows;
-  for (const SlotRun& run : from.values) most += run.slots;
-  const bool in_order =
-      !is_fused && !from.placed &&
-      goes_in_run_order(from.values, from.remaps.size(), from.weighed.weights != nullptr, most);
-  set_side(layer, true, from, in_order, slots, is_fused, to.list, to.runs, to.tails[0]);
-  set_side(layer, false, from, in_order, slots, is_fused, to.list, to.runs + side_runs_,
-           to.tails[1]);
+  int most = lane.values_gained.ring_rows;
+  for (const SlotRun& run : lane.values) most += run.slots;
+  return !lane.placed &&
+         goes_in_run_order(lane.values, lane.remaps.size(), lane.weighed.weights != nullptr, most);
+}
 
+/// The lane itself, whose runs have been laid, and what they have to know of it.
+void LaneLayout::lay_lane(const TableLane& from, const FusedLane& fused, const LaneWay& way,
+                          LaneSpace& to) {
   DeviceLane& lane = *to.lane = DeviceLane();
   assert(from.remaps.size() <= static_cast<size_t>(shape_.remaps));
   assert(std::all_of(from.remaps.begin(), from.remaps.end(), [&](const ScoreRemap& remap) {
@@ -168,20 +245,15 @@ void LaneLayout::lay(int layer, const TableLane& from, LaneSpace& to) {
   lane.last_keys = lane.first_keys + side_runs_ - 1;
   lane.last_values = lane.last_keys + side_runs_;
   lane.fused = static_cast<int8_t>(fused.pair);
-  lane.in_run_order = in_order;
+  lane.in_run_order = way.in_order;
+  lane.placed = from.placed;
   const std::span<DeviceRun> runs(to.runs, 2 * static_cast<size_t>(side_runs_));
   for (DeviceRun& run : runs) {
     run.lane = to.index;
-    if (is_fused && run.kernel >= 0) run.kernel = kFusedRun;
+    if (way.fused && run.kernel >= 0) run.kernel = kFusedRun;
   }
   for (int i = 0; i < side_runs_; ++i) runs[i].source = fused.source[static_cast<size_t>(i)];
-  lane.placed = from.placed;
-  lane.deferred = !is_fused && !in_order && !from.placed && from.weighed.weights == nullptr &&
-                  find_ranges(from.remaps, runs) &&
-                  std::none_of(runs.begin(), runs.end(),
-                               [](const DeviceRun& run) { return run.kernel == kCodeKernels; });
-  bounds.note_kind(layer, lane, fused.sources);
-  if (is_picture(fused.pair)) bounds.note_picture(layer, from.keys[0].slots);
+  lane.deferred = !way.fused && !way.in_order && defers(from, runs);
 }
 
 /// Asks the list, which others share, once for a format.
@@ -192,11 +264,16 @@ int16_t LaneLayout::format_of(const PackedFormat& format) {
   return known_.emplace_back(&format, formats_.place_of(format)).second;
 }
 
-/// What never changes of a fixed run in a lane of `slots` slots.
-void LaneLayout::lay_run(const SlotRun& from, bool keys, bool in_order, int slots, bool fused,
-                         ListSpace& list, DeviceRun& made) {
-  const int kernel = code_kernel(from, keys, in_order, shape_.head_dim);
-  made.kernel = static_cast<int16_t>(kernel < 0 ? static_cast<int>(kCodeKernels) : kernel);
+/// The kernel that serves a run, of those that attend in several passes.
+int16_t LaneLayout::kernel_of(const SlotRun& run, bool keys, bool in_order) const {
+  const int kernel = code_kernel(run, keys, in_order, shape_.head_dim);
+  return static_cast<int16_t>(kernel < 0 ? static_cast<int>(kCodeKernels) : kernel);
+}
+
+/// What never changes of a fixed run.
+void LaneLayout::lay_run(const SlotRun& from, bool keys, const LaneWay& way, ListSpace& list,
+                         DeviceRun& made) {
+  made.kernel = kernel_of(from, keys, way.in_order);
   made.slots = from.slots;
   made.selected_of = from.selected_of;
   made.selected_bit = from.selected_bit;
@@ -212,6 +289,12 @@ void LaneLayout::lay_run(const SlotRun& from, bool keys, bool in_order, int slot
     return;
   }
   made.format = format_of(*from.format);
+  cut_run(from, way, list, made);
+}
+
+/// How a fixed run of packed rows is cut into blocks.
+void LaneLayout::cut_run(const SlotRun& from, const LaneWay& way, ListSpace& list,
+                         DeviceRun& made) {
   const PackedBlock& block = from.blocks[0];
   made.first_block = {block.codes, block.scales, block.zeros, nullptr, block.rows, 0};
   if (from.code_stride != 0 && block.rows <= kAnySplitSlots) {
@@ -223,10 +306,10 @@ void LaneLayout::lay_run(const SlotRun& from, bool keys, bool in_order, int slot
   } else if (from.blocks.size() == 1 && block.live == nullptr) {
     made.cut = static_cast<int8_t>(Cut::kSingle);
   } else {
-    const int most = fused                       ? kFusedBlockRows
-                     : kernel < 0                ? kAnySplitSlots
-                     : from.selection != nullptr ? kOrderedSplitSlots
-                                                 : split_slots(slots);
+    const int most = way.fused                     ? kFusedBlockRows
+                     : made.kernel == kCodeKernels ? kAnySplitSlots
+                     : from.selection != nullptr   ? kOrderedSplitSlots
+                                                   : split_slots(way.slots);
     list_blocks(from, most, list, made);
   }
 }
@@ -252,36 +335,14 @@ void LaneLayout::list_blocks(const SlotRun& from, int most, ListSpace& list, Dev
   made.step = std::max(1, most / longest);
 }
 
-/// The runs of the rows that a lane gains, and their counters.
+/// The runs of the rows that a lane gains.
 void LaneLayout::lay_gained(const GrowingRows& gained, const RowWindow& window, bool keys,
                             DeviceRun* made, DeviceTail& tail) {
-  tail.ring = gained.ring;
-  tail.codes = gained.codes;
-  tail.scales = gained.scales;
-  tail.zeros = gained.zeros;
-  tail.ring_rows = gained.ring_rows;
-  tail.first = gained.first;
-  tail.full = gained.full;
-  tail.packed = gained.packed;
-  tail.vacated = -1;
-  tail.code_stride = static_cast<int>(gained.code_stride);
-  tail.scale_stride = static_cast<int>(gained.scale_stride);
-  tail.block_rows = gained.block_rows;
-  tail.shares_codes = gained.shares_codes;
-  tail.owns_codes = gained.owns_codes;
-  tail.most_blocks = gained.most_blocks;
-  tail.blocks = gained.blocks;
-  tail.filling = gained.filling;
-  tail.filled = gained.filled;
-  const auto kernel_of = [&](const SlotRun& run) {
-    const int kernel = code_kernel(run, keys, /*in_order=*/false, shape_.head_dim);
-    return static_cast<int16_t>(kernel < 0 ? static_cast<int>(kCodeKernels) : kernel);
-  };
   made[0].kernel = -1;
   if (is_packed(gained, window)) {
     PackedBlock block;
     const SlotRun packed = packed_run(*window.format, gained, block);
-    made[0].kernel = kernel_of(packed);
+    made[0].kernel = kernel_of(packed, keys, /*in_order=*/false);
     made[0].cut = static_cast<int8_t>(Cut::kEven);
     made[0].format = tail.format = format_of(*window.format);
     made[0].first_block = {block.codes, block.scales, block.zeros, nullptr, block.rows, 0};
@@ -289,35 +350,27 @@ void LaneLayout::lay_gained(const GrowingRows& gained, const RowWindow& window, 
     made[0].scale_stride = tail.scale_stride;
     made[0].block_rows = gained.block_rows;
   }
-  SlotRun rows;
-  rows.rows = gained.ring;
-  rows.dtype = shape_.rows;
+  const int16_t kernel = kernel_of(full_rows(gained.ring, shape_.rows), keys, /*in_order=*/false);
   for (DeviceRun* ring : {made + 1, made + 2}) {
-    ring->kernel = kernel_of(rows);
+    ring->kernel = kernel;
     ring->cut = static_cast<int8_t>(Cut::kRows);
     ring->rows = gained.ring;
     ring->dtype = shape_.rows;
   }
 }
 
-/// The keys or the values of a lane of `slots` slots.
-void LaneLayout::set_side(int layer, bool keys, const TableLane& lane, bool in_order, int slots,
-                          bool fused, ListSpace& list, DeviceRun* made, DeviceTail& tail) {
-  const std::span<const SlotRun> fixed = keys ? lane.keys : lane.values;
+/// The fixed runs of a side; returns their slots.
+int LaneLayout::lay_fixed(int layer, bool keys, std::span<const SlotRun> fixed, const LaneWay& way,
+                          ListSpace& list, DeviceRun* made) {
   assert(fixed.size() <= static_cast<size_t>(fixed_runs_));
-  for (int i = 0; i < side_runs_; ++i) {
-    made[i] = DeviceRun();
-    made[i].kernel = -1;
-    made[i].source = -1;
-  }
-  tail = DeviceTail();
   int slot = 0;
   int selected = 0;
   for (size_t i = 0; i < fixed.size(); ++i) {
-    made[i].first_slot = slot + (in_order ? selected : 0);
-    lay_run(fixed[i], keys, in_order, slots, fused, list, made[i]);
+    made[i].first_slot = slot + (way.in_order ? selected : 0);
+    lay_run(fixed[i], keys, way, list, made[i]);
     made[i].first_block.first_slot = made[i].first_slot;
-    if (!fused) bounds.note(layer, keys, static_cast<int>(i), made[i], fixed[i].slots, longest_);
+    if (!way.fused)
+      bounds.note(layer, keys, static_cast<int>(i), made[i], fixed[i].slots, longest_);
     if (fixed[i].selection == nullptr) {
       slot += fixed[i].slots;
       continue;
@@ -325,64 +378,63 @@ void LaneLayout::set_side(int layer, bool keys, const TableLane& lane, bool in_o
     selected += fixed[i].slots;
     if (fixed[i].selection_ends) slot += std::exchange(selected, 0);
   }
-  tail.fixed_slots = slot;
-  tail.placed = lane.placed;
+  return slot;
+}
+
+/// The keys or the values of a lane.
+void LaneLayout::lay_side(int layer, bool keys, const TableLane& lane, const LaneWay& way,
+                          LaneSpace& to) {
+  const int side = keys ? 0 : 1;
+  DeviceRun* made = to.runs + side * side_runs_;
+  for (int i = 0; i < side_runs_; ++i) {
+    made[i] = DeviceRun();
+    made[i].kernel = -1;
+    made[i].source = -1;
+  }
+  const int slots = lay_fixed(layer, keys, keys ? lane.keys : lane.values, way, to.list, made);
   const GrowingRows& gained = keys ? lane.keys_gained : lane.values_gained;
-  const RowWindow& window = windows_[static_cast<size_t>(layer)][keys ? 0 : 1];
-  lay_gained(gained, window, keys, made + fixed_runs_, tail);
+  const RowWindow& window = windows_[static_cast<size_t>(layer)][static_cast<size_t>(side)];
+  to.tails[side] = tail_of(gained, slots, lane.placed);
+  lay_gained(gained, window, keys, made + fixed_runs_, to.tails[side]);
   for (int i = 0; i < kGainedRuns; ++i) {
     const DeviceRun& run = made[fixed_runs_ + i];
-    if (run.kernel < 0 || fused) continue;
+    if (run.kernel < 0 || way.fused) continue;
     bounds.note(layer, keys, fixed_runs_ + i, run, i == 0 ? longest_ : gained.ring_rows, longest_);
   }
 }
 
 /// The kernel that attends to a lane in one pass, if any: `source` is by position.
 FusedLane LaneLayout::served_in_one_pass(int layer, const TableLane& lane) const {
-  std::array<std::array<SlotRun, kMostRuns>, 2> runs;
-  std::array<size_t, 2> counts{};
-  std::array<PackedBlock, 2> blocks;
-  for (const bool keys : {true, false}) {
-    const std::span<const SlotRun> fixed = keys ? lane.keys : lane.values;
-    const GrowingRows& gained = keys ? lane.keys_gained : lane.values_gained;
-    const size_t side = keys ? 0 : 1;
-    size_t& count = counts[side];
-    for (const SlotRun& run : fixed) runs[side][count++] = run;
-    if (const RowWindow& window = windows_[static_cast<size_t>(layer)][side];
-        is_packed(gained, window)) {
-      runs[side][count++] = packed_run(*window.format, gained, blocks[side]);
-    }
-    SlotRun rows;
-    rows.rows = gained.ring;
-    rows.dtype = shape_.rows;
-    runs[side][count++] = rows;
-  }
+  const std::array<RowWindow, 2>& windows = windows_[static_cast<size_t>(layer)];
+  const SideRuns keys(lane.keys, lane.keys_gained, windows[0], shape_.rows);
+  const SideRuns values(lane.values, lane.values_gained, windows[1], shape_.rows);
   PackedLane whole;
-  whole.keys = std::span(runs[0]).first(counts[0]);
-  whole.values = std::span(runs[1]).first(counts[1]);
+  whole.keys = keys.all();
+  whole.values = values.all();
   whole.remaps = lane.remaps;
   whole.slots = 1;
   whole.weights_wanted = lane.weighed.weights != nullptr;
-  // Full rows of a picture's lane are those of its ring alone, keys and values in the same places.
-  const GrowingRows& keys = lane.keys_gained;
-  const GrowingRows& values = lane.values_gained;
-  if (lane.keys.size() == 1 && keys.first == values.first && keys.full == values.full &&
-      keys.ring_rows == values.ring_rows) {
+  if (has_picture_rows(lane)) {
     const int picture = picture_lane(whole, shape_.head_dim, picture_limits());
     if (picture != 0) return {picture};
   }
   FusedLane made = fused_lane(whole, shape_.head_dim, most_shared_bytes(), lane.placed);
-  if (lane.placed && !lies_alike(lane, windows_[static_cast<size_t>(layer)])) made.pair = 0;
+  if (lane.placed && !lies_alike(lane, windows)) made.pair = 0;
   if (2 * side_runs_ > kMostFusedRuns) made.pair = 0;
+  place_sources(made, lane.keys.size(), keys.count);
+  return made;
+}
+
+/// Names the sources of `made` by the positions of a side's runs. Of `runs` that there are, in
+/// their order, `fixed` are fixed, and the last has full rows.
+void LaneLayout::place_sources(FusedLane& made, size_t fixed, size_t runs) const {
   const std::array<int8_t, kMostFusedRuns> by_run = made.source;
   made.source.fill(-1);
-  if (made.pair == 0) return made;
-  for (size_t i = 0; i < lane.keys.size(); ++i) made.source[i] = by_run[i];
-  const auto packed = static_cast<size_t>(fixed_runs_);
-  const size_t rows = counts[0] - 1;
-  if (rows > lane.keys.size()) made.source[packed] = by_run[rows - 1];
-  made.source[packed + 1] = made.source[packed + 2] = by_run[rows];
-  return made;
+  if (made.pair == 0) return;
+  std::copy_n(by_run.begin(), fixed, made.source.begin());
+  const auto gained = static_cast<size_t>(fixed_runs_);
+  if (runs > fixed + 1) made.source[gained] = by_run[runs - 2];
+  made.source[gained + 1] = made.source[gained + 2] = by_run[runs - 1];
 }
 
 }  // namespace kvlm::cuda::packed

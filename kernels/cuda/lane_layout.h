@@ -64,6 +64,13 @@ class FormatList {
   std::vector<const PackedFormat*> known_;  // where they came from
 };
 
+/// How a lane is laid: what all its runs have in common.
+struct LaneWay {
+  bool fused;     // it is attended in one pass
+  bool in_order;  // DeviceLane::in_run_order
+  int slots;      // it has them now
+};
+
 /// Says of TableLanes what the GPU keeps of them, and in `bounds` what launches have to reach.
 class LaneLayout {
  public:
@@ -79,13 +86,19 @@ class LaneLayout {
 
  private:
   int16_t format_of(const PackedFormat& format);
-  void lay_run(const SlotRun& from, bool keys, bool in_order, int slots, bool fused,
-               ListSpace& list, DeviceRun& made);
+  int16_t kernel_of(const SlotRun& run, bool keys, bool in_order) const;
+  bool goes_in_order(const TableLane& lane) const;
+  void lay_lane(const TableLane& from, const FusedLane& fused, const LaneWay& way, LaneSpace& to);
+  void lay_run(const SlotRun& from, bool keys, const LaneWay& way, ListSpace& list,
+               DeviceRun& made);
+  void cut_run(const SlotRun& from, const LaneWay& way, ListSpace& list, DeviceRun& made);
   void list_blocks(const SlotRun& from, int most, ListSpace& list, DeviceRun& made);
+  int lay_fixed(int layer, bool keys, std::span<const SlotRun> fixed, const LaneWay& way,
+                ListSpace& list, DeviceRun* made);
   void lay_gained(const GrowingRows& gained, const RowWindow& window, bool keys, DeviceRun* made,
                   DeviceTail& tail);
-  void set_side(int layer, bool keys, const TableLane& lane, bool in_order, int slots, bool fused,
-                ListSpace& list, DeviceRun* made, DeviceTail& tail);
+  void lay_side(int layer, bool keys, const TableLane& lane, const LaneWay& way, LaneSpace& to);
+  void place_sources(FusedLane& made, size_t fixed, size_t runs) const;
   FusedLane served_in_one_pass(int layer, const TableLane& lane) const;
 
   TableShape shape_;

@@ -80,6 +80,17 @@ __global__ void mean_of_groups(const int32_t* groups, const int32_t* kept, int f
   }
 }
 
+/// Groups rows by their keys: `groups` of kept rows are known. `norms` is workspace.
+void group_by_keys(const RowMerge& merge, const int32_t* kept, double* norms, int32_t* groups,
+                   Stream& stream) {
+  const auto count = static_cast<int>(merge.kept.size());
+  find_norms<<<static_cast<unsigned>(ceil_div(count, kThreads)), kThreads, 0, native(stream)>>>(
+      merge.keys, kept, count, merge.dim, norms);
+  find_nearest<<<static_cast<unsigned>(merge.rows), kThreads,
+                 static_cast<size_t>(merge.dim) * sizeof(float), native(stream)>>>(
+      merge.keys, kept, norms, count, merge.dim, groups);
+}
+
 }  // namespace
 
 void merge_rows(MergeRule rule, const RowMerge& merge, Stream& stream) {
@@ -94,12 +105,7 @@ void merge_rows(MergeRule rule, const RowMerge& merge, Stream& stream) {
   const auto* kept =
       reinterpret_cast<const int32_t*>(queue.upload(merge.kept.data(), merge.kept.size_bytes()));
   if (rule == MergeRule::kFeature) {
-    auto* norms = reinterpret_cast<double*>(scratch + norms_at);
-    find_norms<<<static_cast<unsigned>(ceil_div(count, kThreads)), kThreads, 0, native(stream)>>>(
-        merge.keys, kept, count, merge.dim, norms);
-    find_nearest<<<static_cast<unsigned>(merge.rows), kThreads,
-                   static_cast<size_t>(merge.dim) * sizeof(float), native(stream)>>>(
-        merge.keys, kept, norms, count, merge.dim, groups);
+    group_by_keys(merge, kept, reinterpret_cast<double*>(scratch + norms_at), groups, stream);
   }
   const bool by_position = rule == MergeRule::kPosition;
   const int first_anchor = by_position ? merge.lone_first : count;

@@ -14,14 +14,16 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-/// The sum over a block, in every thread. `warp_sums` (kWarps,) is free again after the next
+/// The sum over a block of kWarps warps, in every thread. `warp_sums` is free again after the next
 /// barrier.
-__device__ float block_sum(float x, float* warp_sums) {
+template <int kWarps>
+__device__ float block_sum(float x, float (&warp_sums)[kWarps]) {
   x = warp_sum(x);
   __syncthreads();
   if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = x;
   __syncthreads();
   float sum = 0;
+#pragma unroll
   for (int i = 0; i < kWarps; ++i) sum += warp_sums[i];
   return sum;
 }
@@ -128,18 +130,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// The sum over kRowThreads threads, in every one; `warp_sums` as block_sum().
-__device__ float row_sum(float x, float* warp_sums) {
-  x = warp_sum(x);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = x;
-  __syncthreads();
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < kRowThreads / 32; ++i) sum += warp_sums[i];
-  return sum;
-}
-
 /// y = norm(x + kAddends addends) of row blockIdx.x, which the block holds meanwhile: kGroups
 /// groups of kWidth columns a thread. y may be null.
 template <class Y, class P, int kWidth, int kGroups, int kAddends>
@@ -173,7 +163,7 @@ __global__ void __launch_bounds__(kRowThreads) add_norm_rows(Y* y, float* x, Add
   }
   if (y == nullptr) return;
   const auto dim = static_cast<float>(args.dim);
-  const float mean = args.bias == nullptr ? 0.0f : row_sum(sum, warp_sums) / dim;
+  const float mean = args.bias == nullptr ? 0.0f : block_sum(sum, warp_sums) / dim;
   float squares = 0;
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
@@ -184,7 +174,7 @@ __global__ void __launch_bounds__(kRowThreads) add_norm_rows(Y* y, float* x, Add
       squares += d * d;
     }
   }
-  const float inverse = 1.0f / sqrtf(row_sum(squares, warp_sums) / dim + args.eps);
+  const float inverse = 1.0f / sqrtf(block_sum(squares, warp_sums) / dim + args.eps);
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
     const int i = first + group * kStep;
@@ -288,26 +278,30 @@ void add_norm_apart(TensorView y, TensorView x, Residual residual, std::span<con
   cuda::layer_norm(y, sum, weight, bias, eps, stream);
 }
 
+/// Whether addends of one format are read as in_groups().
+bool in_groups(std::span<const Addend> addends) {
+  return std::ranges::all_of(addends, [&](const Addend& addend) {
+    return is_aligned(addend.p.data(), 16) && is_aligned(addend.bias.data(), 16) &&
+           is_aligned(addend.scale.data(), 16) && addend.p.dtype() == addends[0].p.dtype();
+  });
+}
+
 }  // namespace
 
 void add_norm(TensorView y, TensorView x, Residual residual, std::span<const Addend> addends,
               ConstTensorView weight, ConstTensorView bias, float eps, Stream& stream) {
-  const int64_t dim = x.shape()[1];
   AddNorm args{};
-  bool grouped = in_groups(y, x, weight, bias);
   for (size_t i = 0; i < addends.size(); ++i) {
     args.p[i] = addends[i].p.data();
     if (!addends[i].bias.empty()) args.p_bias[i] = addends[i].bias.as<float>();
     if (!addends[i].scale.empty()) args.scale[i] = addends[i].scale.as<float>();
-    grouped = grouped && is_aligned(args.p[i], 16) && is_aligned(args.p_bias[i], 16) &&
-              is_aligned(args.scale[i], 16) && addends[i].p.dtype() == addends[0].p.dtype();
   }
   args.weight = weight.empty() ? nullptr : weight.as<float>();
   args.bias = bias.empty() ? nullptr : bias.as<float>();
-  args.dim = static_cast<int>(dim);
+  args.dim = static_cast<int>(x.shape()[1]);
   args.eps = eps;
   args.keeps_sum = residual == Residual::kSum;
-  if (!grouped || dim > kLongestHeld) {
+  if (!in_groups(y, x, weight, bias) || !in_groups(addends) || args.dim > kLongestHeld) {
     return add_norm_apart(y, x, residual, addends, weight, bias, eps, stream);
   }
   with_type(y.empty() ? DType::kF32 : y.dtype(), [&](auto* to) {

@@ -546,6 +546,101 @@ __device__ void write_outputs(const PictureShared<kWarps>& shared, const Picture
   }
 }
 
+/// The chunks of a block.
+struct BlockChunks {
+  int slots;  // of the lane
+  int first;
+  int end;
+};
+
+/// Begins the block's sums, and says what codes of values mean.
+template <int kWarps>
+__device__ __forceinline__ void begin_sums(const AttendArgs& args, const PictureRun& values,
+                                           const PictureThread& my, PictureShared<kWarps>& shared) {
+  if (kWarps == kGroupQueries || my.warp >= kGroupQueries) {
+    const BlockMeaning meaning(args, values);
+    for (int i = static_cast<int>(threadIdx.x) % kFoldThreads; i < kDim; i += kFoldThreads) {
+      shared.of_values[i] = meaning.at(i);
+    }
+  }
+  constexpr int kSums = sizeof(DigitSums) / sizeof(int);
+  for (int i = static_cast<int>(threadIdx.x); i < kSums; i += 32 * kWarps) {
+    reinterpret_cast<int*>(&shared.sums)[i] = 0;
+  }
+}
+
+/// Scores of a warp's chunks; returns the least and the greatest. `row_bits` are the lane's
+/// PackedRowBits; null: all rows are there.
+template <int kBits, int kWarps>
+__device__ __forceinline__ float2 score_chunks(ChunkCopies<kBits, kWarps>& copies,
+                                               const BlockChunks& chunks, const uint32_t* row_bits,
+                                               const PictureThread& my,
+                                               const PictureShared<kWarps>& shared,
+                                               float4* scores) {
+  const auto* live_words = reinterpret_cast<const uint2*>(row_bits + PackedRowBits::kBits);
+  float low = INFINITY;
+  float high = -INFINITY;
+  uint32_t a[4][4];
+  query_operands<kBits, kWarps>(shared, my, a);
+  const float unit = shared.unit[my.query];
+  const float of_mine = my.lower ? unit : unit * 65536;
+  const float of_other = my.lower ? unit * 65536 : unit;
+  const float bias = shared.bias[my.query];
+  for (int chunk = chunks.first + my.warp; chunk < chunks.end; chunk += kWarps) {
+    uint2 live{};
+    if (row_bits != nullptr) live = live_words[chunk];
+    const std::byte* codes = copies.take();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float4 made = score_half<kBits>(codes + half * kHalfSlots * CodeBytes<kBits>::kRowBytes, a,
+                                      my, of_mine, of_other, bias);
+      if (row_bits != nullptr) forget_empty(made, half == 0 ? live.x : live.y, my);
+      scores[((chunk - chunks.first) * 2 + half) * 32] = made;
+      low = fminf(low, fminf(fminf(made.x, made.y), fminf(made.z, made.w)));
+      high = fmaxf(high, fmaxf(fmaxf(made.x, made.y), fmaxf(made.z, made.w)));
+    }
+  }
+  return {low, high};
+}
+
+/// Adds the values of a warp's chunks.
+template <int kBits, int kWarps>
+__device__ __forceinline__ void add_chunks(ChunkCopies<kBits, kWarps>& copies,
+                                           const BlockChunks& chunks, const float4* scores,
+                                           const ScoreWeighting& weighting, const PictureThread& my,
+                                           int (&sums)[16][4], int (&mass)[4]) {
+  for (int chunk = chunks.first + my.warp; chunk < chunks.end; chunk += kWarps) {
+    const int left = chunks.slots - chunk * kChunkSlots;
+    uint32_t a[2][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      weight_operands(scores[((chunk - chunks.first) * 2 + half) * 32], weighting, my,
+                      left - half * kHalfSlots, a[half]);
+    }
+    const std::byte* codes = copies.take();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      add_half<kBits>(codes + half * kHalfSlots * CodeBytes<kBits>::kRowBytes, a[half], my, sums,
+                      mass);
+    }
+  }
+}
+
+/// Adds what a warp has to the sums of its block.
+__device__ __forceinline__ void add_to_block(const int (&sums)[16][4], const int (&mass)[4],
+                                             const PictureThread& my, DigitSums& of_block) {
+#pragma unroll
+  for (int side = 0; side < 2; ++side) {
+    int* row = of_block.of_codes + DigitSums::row(my.row + 8 * side) + 2 * my.quarter;
+#pragma unroll
+    for (int tile = 0; tile < 16; ++tile) {
+      atomicAdd(row + 8 * tile, sums[tile][2 * side]);
+      atomicAdd(row + 8 * tile + 1, sums[tile][2 * side + 1]);
+    }
+    if (my.quarter == 0) atomicAdd(&of_block.of_weights[my.row + 8 * side], mass[2 * side]);
+  }
+}
+
 /// Packed rows of lane blockIdx.x / blocks of a launch, of queries from 4 blockIdx.y on.
 template <int kKeyBits, int kValueBits, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
@@ -569,12 +664,11 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
   const DeviceLane lane = lane_of(args, at);
   if (lane.fused != served) return wait_for_earlier();
   const PictureCluster cluster{blocks, static_cast<int>(blockIdx.x) % blocks};
-  const auto* live_words = reinterpret_cast<const uint2*>(lane.live + PackedRowBits::kBits);
   const int slots = keys.slots;
-  const int chunks = (slots + kChunkSlots - 1) / kChunkSlots;
-  const int of_block = (chunks + blocks - 1) / blocks;
+  const int of_lane = (slots + kChunkSlots - 1) / kChunkSlots;
+  const int of_block = (of_lane + blocks - 1) / blocks;
   const int first = cluster.rank * of_block;
-  const int end = min(first + of_block, chunks);
+  const BlockChunks chunks{slots, first, min(first + of_block, of_lane)};
   const int first_query = static_cast<int>(blockIdx.y) * kGroupQueries;
   // Asked for early: what is only needed later.
   const DeviceRowLane row_lane = pictures.lanes[index];
@@ -584,53 +678,19 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
   auto* stages = reinterpret_cast<std::byte*>(memory) + my.warp * kWarpStages;
   float4* scores = memory + kWarps * kWarpStages / 16 + my.warp_lane;  // of chunk `first`
 
-  ChunkCopies<kKeyBits, kWarps> key_chunks(keys.block.codes, slots, first, end, stages, my);
-  constexpr int kThreads = 32 * kWarps;
+  ChunkCopies<kKeyBits, kWarps> key_chunks(keys.block.codes, slots, first, chunks.end, stages, my);
   if (my.warp < kGroupQueries) {
     fold_queries<kKeyBits, kWarps>(args, lane, keys, first_query, my, shared);
   }
-  if (kWarps == kGroupQueries || my.warp >= kGroupQueries) {
-    const BlockMeaning meaning(args, values);
-    for (int i = static_cast<int>(threadIdx.x) % kFoldThreads; i < kDim; i += kFoldThreads) {
-      shared.of_values[i] = meaning.at(i);
-    }
-  }
-  constexpr int kSums = sizeof(DigitSums) / sizeof(int);
-  for (int i = static_cast<int>(threadIdx.x); i < kSums; i += kThreads) {
-    reinterpret_cast<int*>(&shared.sums)[i] = 0;
-  }
+  begin_sums(args, values, my, shared);
   __syncthreads();
-
-  float low = INFINITY;
-  float high = -INFINITY;
-  {
-    uint32_t a[4][4];
-    query_operands<kKeyBits, kWarps>(shared, my, a);
-    const float unit = shared.unit[my.query];
-    const float of_mine = my.lower ? unit : unit * 65536;
-    const float of_other = my.lower ? unit * 65536 : unit;
-    const float bias = shared.bias[my.query];
-    for (int chunk = first + my.warp; chunk < end; chunk += kWarps) {
-      uint2 live{};
-      if (lane.live != nullptr) live = live_words[chunk];
-      const std::byte* codes = key_chunks.take();
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float4 made =
-            score_half<kKeyBits>(codes + half * kHalfSlots * CodeBytes<kKeyBits>::kRowBytes, a, my,
-                                 of_mine, of_other, bias);
-        if (lane.live != nullptr) forget_empty(made, half == 0 ? live.x : live.y, my);
-        scores[((chunk - first) * 2 + half) * 32] = made;
-        low = fminf(low, fminf(fminf(made.x, made.y), fminf(made.z, made.w)));
-        high = fmaxf(high, fmaxf(fmaxf(made.x, made.y), fmaxf(made.z, made.w)));
-      }
-    }
-  }
-  float2 ends = ends_of_block(low, high, my, cluster, shared);
-  ChunkCopies<kValueBits, kWarps> value_chunks(values.block.codes, slots, first, end, stages, my);
+  float2 ends = score_chunks(key_chunks, chunks, lane.live, my, shared, scores);
+  ends = ends_of_block(ends.x, ends.y, my, cluster, shared);
+  ChunkCopies<kValueBits, kWarps> value_chunks(values.block.codes, slots, first, chunks.end, stages,
+                                               my);
   ends = ends_of_lane(ends, my, cluster, shared);
-  low = ends.x;
-  high = ends.y;
+  const float low = ends.x;
+  const float high = ends.y;
   constexpr float kLog2e = 1.4426950408889634f;
   ScoreWeighting weighting{kLog2e, high, kWeightBits};
   const bool one_of_query = threadIdx.x < 16 && my.quarter == 0;
@@ -647,35 +707,8 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
 
   int sums[16][4] = {};
   int mass[4] = {};
-  for (int chunk = first + my.warp; chunk < end; chunk += kWarps) {
-    const int left = slots - chunk * kChunkSlots;
-    uint32_t a[2][4];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      weight_operands(scores[((chunk - first) * 2 + half) * 32], weighting, my,
-                      left - half * kHalfSlots, a[half]);
-    }
-    const std::byte* codes = value_chunks.take();
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      add_half<kValueBits>(codes + half * kHalfSlots * CodeBytes<kValueBits>::kRowBytes, a[half],
-                           my, sums, mass);
-    }
-  }
-  if (first + my.warp < end) {
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      int* row = shared.sums.of_codes + DigitSums::row(my.row + 8 * side) + 2 * my.quarter;
-#pragma unroll
-      for (int tile = 0; tile < 16; ++tile) {
-        atomicAdd(row + 8 * tile, sums[tile][2 * side]);
-        atomicAdd(row + 8 * tile + 1, sums[tile][2 * side + 1]);
-      }
-      if (my.quarter == 0) {
-        atomicAdd(&shared.sums.of_weights[my.row + 8 * side], mass[2 * side]);
-      }
-    }
-  }
+  add_chunks(value_chunks, chunks, scores, weighting, my, sums, mass);
+  if (first + my.warp < chunks.end) add_to_block(sums, mass, my, shared.sums);
   cluster.sync();
   wait_for_earlier();  // for the states of full rows
   write_outputs<kValueBits, kWarps>(shared, cluster, RowStates(pictures, row_lane), first_query,
@@ -729,17 +762,33 @@ int most_chunks(int stage_bytes, const PictureLimits& limits) {
 }
 
 /// How many blocks share a lane: enough to hold its scores, and to give work to a GPU that has few
-/// lanes.
+/// lanes. Throws Error{kUnsupported} where blocks cannot share one and have to.
 int blocks_of_lane(int chunks, int most, unsigned lanes, Stream& stream) {
   int blocks = 1;
   while (blocks<kMostBlocks&& static_cast<int>(ceil_div(chunks, blocks))> most) blocks *= 2;
-  if (!stream.queue().overlaps_kernels()) return blocks;  // no clusters
+  if (!stream.queue().overlaps_kernels()) {  // no clusters
+    if (blocks == 1) return blocks;
+    throw Error(
+        ErrorCode::kUnsupported,
+        "attend_packed: this GPU cannot share a KV head among blocks, as the first one that "
+        "was asked can; use one kind of GPU in a program");
+  }
   const auto multiprocessors = static_cast<unsigned>(stream.queue().multiprocessors());
   while (blocks < kMostBlocks && lanes * static_cast<unsigned>(blocks) <= multiprocessors &&
          chunks >= 32 * blocks) {
     blocks *= 2;
   }
   return blocks;
+}
+
+/// Of launches that start while the one before ends, in clusters of `blocks`.
+std::array<cudaLaunchAttribute, 2> early_clusters(unsigned blocks) {
+  std::array<cudaLaunchAttribute, 2> attributes{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {blocks, 1, 1};
+  return attributes;
 }
 
 void launch_kernel(int number, const AttendArgs& args, const PictureLanes& pictures, unsigned lanes,
@@ -750,12 +799,6 @@ void launch_kernel(int number, const AttendArgs& args, const PictureLanes& pictu
   const PictureLimits limits = picture_limits();
   const int most = most_chunks(kernel.stage_bytes, limits);
   const int blocks = blocks_of_lane(chunks, most, lanes * groups, stream);
-  if (blocks > 1 && !stream.queue().overlaps_kernels()) {
-    throw Error(
-        ErrorCode::kUnsupported,
-        "attend_packed: this GPU cannot share a KV head among blocks, as the first one that "
-        "was asked can; use one kind of GPU in a program");
-  }
   const int held = static_cast<int>(ceil_div(chunks, blocks));
   const int warps = held <= kShortChunks ? 4 : kLongWarps;
   const auto attend = warps == 4 ? kernel.attend_short : kernel.attend_long;
@@ -763,18 +806,12 @@ void launch_kernel(int number, const AttendArgs& args, const PictureLanes& pictu
   check(cudaFuncSetAttribute(attend, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              std::min(kWholeMemory, most_memory(limits))),
         "DecodeTable::attend");
-  std::array<cudaLaunchAttribute, 2> attributes{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(lanes * static_cast<unsigned>(blocks), groups);
-  config.blockDim = dim3(static_cast<unsigned>(32 * warps));
-  config.dynamicSmemBytes = static_cast<size_t>(bytes);
-  config.stream = native(stream);
-  config.attrs = attributes.data();
-  config.numAttrs = !stream.queue().overlaps_kernels() ? 0 : blocks > 1 ? 2 : 1;
+  const auto threads = static_cast<unsigned>(32 * warps);
+  const dim3 grid(lanes * static_cast<unsigned>(blocks), groups);
+  const bool early = stream.queue().overlaps_kernels();
+  std::array<cudaLaunchAttribute, 2> attributes = early_clusters(static_cast<unsigned>(blocks));
+  cudaLaunchConfig_t config{grid,           threads,           static_cast<size_t>(bytes),
+                            native(stream), attributes.data(), !early ? 0u : blocks > 1 ? 2u : 1u};
   check(cudaLaunchKernelEx(&config, attend, args, pictures, number, blocks), "DecodeTable::attend");
 }
 

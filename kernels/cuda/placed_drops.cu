@@ -27,12 +27,9 @@ __device__ int full_row_bytes(const TableArgs& table) {
   return table.head_dim * (table.dtype == DType::kF32 ? 4 : 2);
 }
 
-/// Counts the window of a side that pack() has packed, if it was full: its rows have got other
-/// places. By a warp, whose first thread counts the bytes that the side gains.
-__device__ void count_packed(const TableArgs& table, int lane, int side, int rows, int& bytes) {
-  DeviceTail& tail = table.tails[lane * 2 + side];
-  __syncwarp();  // what was done to this side before is seen
-  if (tail.flushed == 0) return;
+/// Says of the `rows` rows of a window that has been packed where they lie now. By a warp.
+__device__ __forceinline__ void note_packed(const TableArgs& table, int lane, int side, int rows) {
+  const DeviceTail& tail = table.tails[lane * 2 + side];
   int16_t* other = table.other_of(lane, side);
   int16_t* back = table.other_of(lane, 1 - side);
   int* came = table.came_of(lane);
@@ -54,6 +51,15 @@ __device__ void count_packed(const TableArgs& table, int lane, int side, int row
     atomicOr(bits + PackedRowBits::kBits + to / 32, 1u << (to % 32));
     atomicAdd(bits, 1u);
   }
+}
+
+/// Counts the window of a side that pack() has packed, if it was full: its rows have got other
+/// places. By a warp, whose first thread counts the bytes that the side gains.
+__device__ void count_packed(const TableArgs& table, int lane, int side, int rows, int& bytes) {
+  DeviceTail& tail = table.tails[lane * 2 + side];
+  __syncwarp();  // what was done to this side before is seen
+  if (tail.flushed == 0) return;
+  note_packed(table, lane, side, rows);
   const int filled = tail.filled + rows;
   const int last = (filled - 1) / tail.block_rows;
   const int rest = filled % tail.block_rows;
@@ -87,6 +93,29 @@ __device__ void drop_fixed(const TableArgs& table, int lane, int side, int place
   if (--block->live == 0) bytes -= block->bytes;
 }
 
+/// Empties a place of packed rows. By one thread.
+__device__ __forceinline__ void drop_packed(const TableArgs& table, int lane, int side, int place,
+                                            int& bytes) {
+  DeviceTail& tail = table.tails[lane * 2 + side];
+  table.other_of(lane, side)[place] = -1;
+  if (side == 0) table.came_of(lane)[place] = WeighedRows::kNoRow;
+  if (side == 0 && table.lanes[lane].live != nullptr) {
+    uint32_t* bits = table.row_bits_of(lane);
+    bits[PackedRowBits::kBits + place / 32] &= ~(1u << (place % 32));
+    --bits[0];
+  }
+  if (place < tail.fixed_slots) return drop_fixed(table, lane, side, place, bytes);
+  const int block = (place - tail.fixed_slots) / tail.block_rows;
+  if (--table.live_of(lane, side)[block] > 0) return;
+  const bool filling = block == tail.filling;
+  bytes -= block_bytes(table, tail, filling ? tail.filled : tail.block_rows);
+  if (filling) {
+    tail.filling = -1;
+    tail.filled = 0;
+  }
+  choose_targets(table, lane, side);
+}
+
 /// Empties a place of a side. By a warp, whose first thread counts the bytes.
 __device__ void drop_place(const TableArgs& table, int lane, int side, int place, int& bytes) {
   DeviceTail& tail = table.tails[lane * 2 + side];
@@ -94,24 +123,7 @@ __device__ void drop_place(const TableArgs& table, int lane, int side, int place
   int* came = table.came_of(lane);
   __syncwarp();
   if (place < tail.ring_begin()) {
-    if (warp_lane() != 0) return;
-    other[place] = -1;
-    if (side == 0) came[place] = WeighedRows::kNoRow;
-    if (side == 0 && table.lanes[lane].live != nullptr) {
-      uint32_t* bits = table.row_bits_of(lane);
-      bits[PackedRowBits::kBits + place / 32] &= ~(1u << (place % 32));
-      --bits[0];
-    }
-    if (place < tail.fixed_slots) return drop_fixed(table, lane, side, place, bytes);
-    const int block = (place - tail.fixed_slots) / tail.block_rows;
-    if (--table.live_of(lane, side)[block] > 0) return;
-    const bool filling = block == tail.filling;
-    bytes -= block_bytes(table, tail, filling ? tail.filled : tail.block_rows);
-    if (filling) {
-      tail.filling = -1;
-      tail.filled = 0;
-    }
-    choose_targets(table, lane, side);
+    if (warp_lane() == 0) drop_packed(table, lane, side, place, bytes);
     return;
   }
   const int begin = tail.ring_begin();

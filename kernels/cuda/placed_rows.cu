@@ -59,16 +59,12 @@ __device__ void mark_rows(const TableArgs& table, int lane) {
   }
 }
 
-/// Of lane blockIdx.x of a slot: its weights by places, rows of blocks, targets.
-__global__ void __launch_bounds__(kThreads) begin_lanes(TableArgs table, int slot) {
-  const int lane = slot * table.layers * table.heads + static_cast<int>(blockIdx.x);
-  const auto thread = static_cast<int>(threadIdx.x);
-  if (blockIdx.x == 0 && thread == 0) table.bytes[slot] = 0;
-  if (table.weighed[lane].in_order) lay_in_order(table, lane);
+/// Gives places the weights, or scores, of their rows. By all threads of a block.
+__device__ __forceinline__ void place_weights(const TableArgs& table, int lane) {
   const int* came = table.came_of(lane);
   const DeviceWeighed& weighed = table.weighed[lane];
   const int apart = weighed.first_places;
-  for (int place = thread; table.compares && place < table.weighed_rows; place += kThreads) {
+  for (int place = static_cast<int>(threadIdx.x); place < table.weighed_rows; place += kThreads) {
     const int number = came[place];
     if (number == WeighedRows::kNoRow) continue;
     if (table.scored) {
@@ -83,18 +79,33 @@ __global__ void __launch_bounds__(kThreads) begin_lanes(TableArgs table, int slo
     }
     weighed.weights[place] = weighed.of_numbers[place < apart ? before : all + number - before];
   }
+}
+
+/// Counts the rows of each block of a side. By all threads of a block.
+__device__ __forceinline__ void count_live(const TableArgs& table, int lane, int side) {
+  const DeviceTail& tail = table.tails[lane * 2 + side];
+  const int16_t* other = table.other_of(lane, side);
+  int* live = table.live_of(lane, side);
+  for (int block = static_cast<int>(threadIdx.x); block < tail.most_blocks; block += kThreads) {
+    int rows = 0;
+    for (int row = 0; row < tail.block_rows; ++row) {
+      rows += other[tail.fixed_slots + block * tail.block_rows + row] >= 0 ? 1 : 0;
+    }
+    live[block] = rows;
+  }
+}
+
+/// Of lane blockIdx.x of a slot: its weights by places, rows of blocks, targets.
+__global__ void __launch_bounds__(kThreads) begin_lanes(TableArgs table, int slot) {
+  const int lane = slot * table.layers * table.heads + static_cast<int>(blockIdx.x);
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (blockIdx.x == 0 && thread == 0) table.bytes[slot] = 0;
+  if (table.weighed[lane].in_order) lay_in_order(table, lane);
+  if (table.compares) place_weights(table, lane);
   if (table.lanes[lane].live != nullptr) mark_rows(table, lane);
   for (const int side : {0, 1}) {
     const DeviceTail& tail = table.tails[lane * 2 + side];
-    const int16_t* other = table.other_of(lane, side);
-    int* live = table.live_of(lane, side);
-    for (int block = thread; block < tail.most_blocks; block += kThreads) {
-      int rows = 0;
-      for (int row = 0; row < tail.block_rows; ++row) {
-        rows += other[tail.fixed_slots + block * tail.block_rows + row] >= 0 ? 1 : 0;
-      }
-      live[block] = rows;
-    }
+    count_live(table, lane, side);
     if (tail.filling >= 0) clear_rest(table, tail, tail.filling, tail.filled, thread, kThreads);
   }
   __syncthreads();

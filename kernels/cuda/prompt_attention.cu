@@ -11,9 +11,6 @@ namespace kvlm::cuda {
 
 namespace {
 
-/// Columns that are multiplied at a time.
-constexpr int columns_at_a_time(int padded_dim) { return padded_dim > 128 ? 32 : 64; }
-
 /// What one launch reads and writes.
 struct Launch {
   float* out;                 // (n, q_heads, head_dim)
@@ -27,26 +24,6 @@ struct Launch {
   float query_scale;  // scale * log2(e)
   float2* softmax;    // (q_heads, softmax_rows) as PromptJob has it, or null
   int64_t softmax_rows;
-};
-
-/// How a block divides its work: kWarps warps of kRowTiles * 16 queries each, against kKeys keys at
-/// a time. Rows of shared memory are 16 bytes longer than kDim, so that eight of them start in
-/// different banks.
-template <int kDim_, int kRowTiles_>
-struct Tiling {
-  static constexpr int kDim = kDim_;
-  static constexpr int kRowTiles = kRowTiles_;
-  static constexpr int kWarps = 4;
-  static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kQueries = kWarps * kRowTiles * 16;
-  static constexpr int kKeys = columns_at_a_time(kDim);
-  static constexpr int kStride = kDim + 8;
-  static constexpr int kTileElements = kKeys * kStride;
-  /// Queries, then two stages of keys and values.
-  static constexpr size_t kSharedBytes =
-      2 * (static_cast<size_t>(kQueries) * kStride + 4 * static_cast<size_t>(kTileElements));
-  /// Blocks that a multiprocessor shall hold.
-  static constexpr int kBlocks = kDim * kRowTiles <= 64 ? 3 : 2;
 };
 
 /// Copies tiles of keys and values to a stage, kCopies parts a tile, so that the copies can be
@@ -194,28 +171,18 @@ void launch_tiles(const Launch& l, Stream& stream) {
   check_launch("attention");
 }
 
-/// Shared memory that a block may have on the current GPU.
-size_t most_shared_bytes() {
-  int device = 0;
-  int bytes = 0;
-  check(cudaGetDevice(&device), "attention");
-  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-        "attention");
-  return static_cast<size_t>(bytes);
-}
-
 template <int kDim, class T>
 void launch_dim(const Launch& l, Stream& stream) {
   if constexpr (kDim <= 128) {  // else two row tiles do not fit the registers
-    using Large = Tiling<kDim, 2>;
+    using Large = WarpTiling<kDim, 2>;
     // Twice the rows a warp halve what is read of shared memory; short prompts need the blocks.
     const int64_t blocks = ceil_div(l.n, Large::kQueries) * l.q_heads;
     const int64_t places = int64_t{Large::kBlocks} * stream.queue().multiprocessors();
-    if (blocks >= places && Large::kSharedBytes <= most_shared_bytes()) {
+    if (blocks >= places && Large::kSharedBytes <= most_shared_bytes("attention")) {
       return launch_tiles<Large, T>(l, stream);
     }
   }
-  launch_tiles<Tiling<kDim, 1>, T>(l, stream);
+  launch_tiles<WarpTiling<kDim, 1>, T>(l, stream);
 }
 
 template <class T>

@@ -16,6 +16,24 @@ struct Parts {
   int heads[kMostParts];
 };
 
+/// Turns kWidth pairs of channels.
+template <int kWidth>
+__device__ __forceinline__ void turn(float* low, float* high, const float* cos, const float* sin) {
+  float a[kWidth], b[kWidth], c[kWidth], s[kWidth];
+  load_group(low, a);
+  load_group(high, b);
+  load_group(cos, c);
+  load_group(sin, s);
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    const float turned = a[j] * c[j] - b[j] * s[j];
+    b[j] = b[j] * c[j] + a[j] * s[j];
+    a[j] = turned;
+  }
+  store_group(low, a);
+  store_group(high, b);
+}
+
 /// Part of row blockIdx.x: kWidth pairs of channels a thread.
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads)
@@ -31,20 +49,30 @@ __global__ void __launch_bounds__(kThreads)
   if (part == kMostParts) return;
   const int channel = i % groups * kWidth;
   float* low = parts.x[part] + (row * parts.heads[part] + head) * head_dim + channel;
-  float* high = low + half;
-  float a[kWidth], b[kWidth], c[kWidth], s[kWidth];
-  load_group(low, a);
-  load_group(high, b);
-  load_group(cos + row * half + channel, c);
-  load_group(sin + row * half + channel, s);
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    const float turned = a[j] * c[j] - b[j] * s[j];
-    b[j] = b[j] * c[j] + a[j] * s[j];
-    a[j] = turned;
+  turn<kWidth>(low, low + half, cos + row * half + channel, sin + row * half + channel);
+}
+
+/// The tensors of one launch, which have equal head_dim.
+struct Batch {
+  Parts parts{};
+  size_t count = 0;
+  int heads = 0;
+  bool grouped = true;  // all begin where four channels can be read at once
+};
+
+/// The first of `xs`, as many as go together.
+Batch first_of(std::span<const TensorView> xs) {
+  Batch made;
+  for (; made.count < std::min<size_t>(xs.size(), kMostParts); ++made.count) {
+    const TensorView& x = xs[made.count];
+    if (x.shape()[2] != xs[0].shape()[2]) break;
+    int& heads = made.parts.heads[made.count];
+    heads = x.elements() == 0 ? 0 : static_cast<int>(x.shape()[1]);
+    made.parts.x[made.count] = x.as<float>();
+    made.heads += heads;
+    made.grouped = made.grouped && is_aligned(x.data(), 16);
   }
-  store_group(low, a);
-  store_group(high, b);
+  return made;
 }
 
 }  // namespace
@@ -53,29 +81,18 @@ void rotate(std::span<const TensorView> xs, ConstTensorView cos, ConstTensorView
             Stream& stream) {
   const auto half = static_cast<int>(cos.shape()[1]);
   while (!xs.empty()) {
-    // Tensors of one launch, of equal head_dim.
     const auto head_dim = static_cast<int>(xs[0].shape()[2]);
-    Parts parts{};
-    int heads = 0;
-    size_t count = 0;
-    bool grouped = half % 4 == 0 && head_dim % 4 == 0 && is_aligned(cos.data(), 16) &&
-                   is_aligned(sin.data(), 16);
-    for (; count < std::min<size_t>(xs.size(), kMostParts); ++count) {
-      const TensorView& x = xs[count];
-      if (x.shape()[2] != head_dim) break;
-      parts.x[count] = x.as<float>();
-      parts.heads[count] = x.elements() == 0 ? 0 : static_cast<int>(x.shape()[1]);
-      heads += parts.heads[count];
-      grouped = grouped && is_aligned(x.data(), 16);
-    }
-    const int64_t threads = int64_t{heads} * half / (grouped ? 4 : 1);
+    const Batch batch = first_of(xs);
+    const bool grouped = batch.grouped && half % 4 == 0 && head_dim % 4 == 0 &&
+                         is_aligned(cos.data(), 16) && is_aligned(sin.data(), 16);
+    const int64_t threads = int64_t{batch.heads} * half / (grouped ? 4 : 1);
     const dim3 grid(static_cast<unsigned>(cos.shape()[0]),
                     static_cast<unsigned>(ceil_div(threads, kThreads)));
     if (threads > 0) {
       launch_early("rotate", grouped ? rotate_rows<4> : rotate_rows<1>, grid, kThreads, stream,
-                   parts, cos.as<float>(), sin.as<float>(), head_dim, half);
+                   batch.parts, cos.as<float>(), sin.as<float>(), head_dim, half);
     }
-    xs = xs.subspan(count);
+    xs = xs.subspan(batch.count);
   }
 }
 

@@ -9,24 +9,6 @@ namespace kvlm::cuda {
 
 namespace {
 
-/// As prompt attention's: kWarps warps of kRowTiles * 16 queries against kKeys keys at a time.
-template <int kDim_, int kRowTiles_>
-struct Tiling {
-  static constexpr int kDim = kDim_;
-  static constexpr int kRowTiles = kRowTiles_;
-  static constexpr int kWarps = 4;
-  static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kQueries = kWarps * kRowTiles * 16;
-  static constexpr int kKeys = kDim > 128 ? 32 : 64;
-  static constexpr int kStride = kDim + 8;
-  static constexpr int kChunks = kDim / 8;  // of a row
-  static constexpr int kTileElements = kKeys * kStride;
-  /// Queries, then two stages of keys and values.
-  static constexpr size_t kSharedBytes =
-      2 * (static_cast<size_t>(kQueries) * kStride + 4 * static_cast<size_t>(kTileElements));
-  static constexpr int kBlocks = kDim * kRowTiles <= 64 ? 3 : 2;
-};
-
 /// Queues the copy of 16 bytes to shared memory, or of zeros unless they are `there`.
 __device__ inline void copy_or_clear(uint32_t to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
@@ -136,29 +118,19 @@ void launch_tiles(SegmentLaunch<T, Out> l, const Segments& segments, Stream& str
   launch_early("segment_attention", kernel, grid, Tiles::kThreads, Tiles::kSharedBytes, stream, l);
 }
 
-/// Shared memory that a block may have on the current GPU.
-size_t most_shared_bytes() {
-  int device = 0;
-  int bytes = 0;
-  check(cudaGetDevice(&device), "segment_attention");
-  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-        "segment_attention");
-  return static_cast<size_t>(bytes);
-}
-
 template <int kDim, class T, class Out>
 void launch_dim(const SegmentLaunch<T, Out>& l, const Segments& segments, Stream& stream) {
   if constexpr (kDim <= 128) {  // else two row tiles do not fit the registers
-    using Large = Tiling<kDim, 2>;
+    using Large = WarpTiling<kDim, 2>;
     // Twice the rows a warp halve what is read of shared memory, where there are as many.
     const int64_t blocks = segments.tile_count(Large::kQueries) * l.q_heads;
     const bool enough = blocks >= int64_t{Large::kBlocks} * stream.queue().multiprocessors();
     const bool filled = 3 * segments.tile_count(Large::kQueries) <= 2 * segments.tile_count(64);
-    if (enough && filled && Large::kSharedBytes <= most_shared_bytes()) {
+    if (enough && filled && Large::kSharedBytes <= most_shared_bytes("segment_attention")) {
       return launch_tiles<Large>(l, segments, stream);
     }
   }
-  launch_tiles<Tiling<kDim, 1>>(l, segments, stream);
+  launch_tiles<WarpTiling<kDim, 1>>(l, segments, stream);
 }
 
 template <class T, class Out>

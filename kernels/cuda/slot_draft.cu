@@ -22,28 +22,26 @@ void SlotDraft::begin() {
 size_t SlotDraft::carve(std::byte* memory) {
   const TableLoad& load = plan_.load;
   size_t bytes = 0;
-  const auto make = [&]<class T>(std::span<T>& of_slot, bool wanted, int of_lane) {
+  const auto make = [&]<class T>(std::span<T>& of_slot, int of_lane) {
     constexpr size_t kAligned = 64;
-    const size_t count =
-        wanted ? static_cast<size_t>(plan_.lanes_of_slot()) * static_cast<size_t>(of_lane) : 0;
-    T* first = memory == nullptr ? nullptr : reinterpret_cast<T*>(memory + bytes);
-    of_slot = std::span(first, count);
+    const size_t count = static_cast<size_t>(plan_.lanes_of_slot()) * static_cast<size_t>(of_lane);
+    of_slot = {memory == nullptr ? nullptr : reinterpret_cast<T*>(memory + bytes), count};
     bytes += (count * sizeof(T) + kAligned - 1) / kAligned * kAligned;
   };
-  const bool drops = plan_.shape.drops_packed;
-  make(lanes, true, 1);
-  make(runs, true, 2 * plan_.side_runs());
-  make(tails, true, 2);
-  make(remaps, true, plan_.shape.remaps);
-  make(blocks, true, load.listed_blocks);
-  make(words, true, load.words);
-  make(weighed, plan_.compares() || drops, 1);
-  make(came, plan_.weighs() || drops, load.weighed_rows);
-  make(scores, plan_.shape.scored, load.weighed_rows);
-  make(turned, !plan_.shape.turned_by.empty(), 1);
-  make(value_at, drops, load.weighed_rows);
-  make(key_at, drops, load.weighed_rows);
-  make(fixed, drops, 2 * load.fixed_blocks);
+  make(lanes, 1);
+  make(runs, 2 * plan_.side_runs());
+  make(tails, 2);
+  make(remaps, plan_.shape.remaps);
+  make(blocks, load.listed_blocks);
+  make(words, load.words);
+  const int places = plan_.shape.drops_packed ? load.weighed_rows : 0;
+  make(weighed, plan_.compares() || plan_.shape.drops_packed ? 1 : 0);
+  make(came, plan_.weighs() ? load.weighed_rows : places);
+  make(scores, plan_.shape.scored ? load.weighed_rows : 0);
+  make(turned, plan_.shape.turned_by.empty() ? 0 : 1);
+  make(value_at, places);
+  make(key_at, places);
+  make(fixed, plan_.shape.drops_packed ? 2 * load.fixed_blocks : 0);
   return bytes;
 }
 
@@ -59,17 +57,9 @@ void SlotDraft::lay(int of_slot, int layer, std::span<const TableLane> of_layer)
     layout_->lay(layer, lane, space);
     used_blocks += space.list.used_blocks;
     used_words += space.list.used_words;
-    DeviceLane& made = *space.lane;
-    if (plan_.rows_alone[static_cast<size_t>(layer)] != 0 || is_picture(made.fused)) {
-      ring_rows = std::max(ring_rows, lane.keys_gained.ring_rows);
-    }
-    if (made.placed && made.fused != 0) {
-      made.live = plan_.row_bits + int64_t{space.index} * plan_.bit_words;
-    } else if (made.placed) {
-      note_places(lane, space);
-    }
+    note_lane(layer, lane, space);
     take_weighed(lane.weighed, space);
-    if (made.placed) take_fixed(lane, space);
+    if (space.lane->placed) take_fixed(lane, space);
     const size_t number = number_of(space);
     if (!turned.empty()) turned[number] = {lane.turned.keys, lane.turned.rows, lane.turned.by};
     std::copy(lane.remaps.begin(), lane.remaps.end(),
@@ -96,6 +86,19 @@ LaneSpace SlotDraft::space_of(int layer, size_t head) {
        static_cast<int>(words.size()) - used_words}};
 }
 
+/// Notes of a lane that has been laid where its full rows and its places are counted.
+void SlotDraft::note_lane(int layer, const TableLane& lane, const LaneSpace& space) {
+  DeviceLane& made = *space.lane;
+  if (plan_.rows_alone[static_cast<size_t>(layer)] != 0 || is_picture(made.fused)) {
+    ring_rows = std::max(ring_rows, lane.keys_gained.ring_rows);
+  }
+  if (made.placed && made.fused != 0) {
+    made.live = plan_.row_bits + int64_t{space.index} * plan_.bit_words;
+  } else if (made.placed) {
+    note_places(lane, space);
+  }
+}
+
 /// Counts the places of a lane that is placed, whose fixed runs have been laid.
 void SlotDraft::note_places(const TableLane& lane, const LaneSpace& space) {
   for (const int side : {0, 1}) {
@@ -104,6 +107,29 @@ void SlotDraft::note_places(const TableLane& lane, const LaneSpace& space) {
                                   gained.most_blocks * gained.block_rows + gained.ring_rows);
   }
 }
+
+namespace {
+
+/// Writes which number the row of each place has, if not those of `full` rows in order, and says of
+/// `tails` which place is empty. Returns the number of the next row.
+int take_numbers(std::span<const int> from, int full, DeviceTail* tails, int* numbers) {
+  if (from.empty()) {
+    std::iota(numbers, numbers + full, 0);
+    return full;
+  }
+  std::copy(from.begin(), from.end(), numbers);
+  int next = 0;
+  for (size_t place = 0; place < from.size(); ++place) {
+    if (from[place] == WeighedRows::kNoRow) {
+      for (const int side : {0, 1}) tails[side].vacated = static_cast<int>(place);
+    } else {
+      next = std::max(next, from[place] + 1);
+    }
+  }
+  return next;
+}
+
+}  // namespace
 
 /// Says of a lane whose rows are weighed which number each place's row has.
 void SlotDraft::take_weighed(const WeighedRows& rows, LaneSpace& space) {
@@ -115,26 +141,12 @@ void SlotDraft::take_weighed(const WeighedRows& rows, LaneSpace& space) {
   if (!plan_.weighs()) return;
   const size_t number = number_of(space);
   const auto most = static_cast<size_t>(plan_.load.weighed_rows);
-  int* numbers = came.data() + number * most;
-  int next = space.tails[0].full;
-  assert(static_cast<size_t>(next) < most && rows.came.size() <= most);
-  if (!rows.came.empty()) {
-    std::copy(rows.came.begin(), rows.came.end(), numbers);
-    next = 0;
-    for (size_t place = 0; place < rows.came.size(); ++place) {
-      if (rows.came[place] == WeighedRows::kNoRow) {
-        for (const int side : {0, 1}) space.tails[side].vacated = static_cast<int>(place);
-      } else {
-        next = std::max(next, rows.came[place] + 1);
-      }
-    }
-  } else {
-    std::iota(numbers, numbers + next, 0);
-  }
+  assert(static_cast<size_t>(space.tails[0].full) < most && rows.came.size() <= most);
   DeviceWeighed& made = weighed[number];
   made.weights = rows.weights;
   made.least = rows.least;
-  made.next = next;
+  made.next =
+      take_numbers(rows.came, space.tails[0].full, space.tails, came.data() + number * most);
 }
 
 /// Says of a lane whose rows the host drops where their weights are.
@@ -170,7 +182,12 @@ void SlotDraft::take_placed(const WeighedRows& rows, const LaneSpace& space) {
   made.least = rows.least;
   made.in_order = rows.came.empty();
   made.first_places = rows.first_places;
-  if (rows.came.empty()) return;
+  if (!made.in_order) made.next = scatter_numbers(rows, number);
+}
+
+/// Says of a lane whose rows do not lie in order where each is. Returns the number of the next.
+int SlotDraft::scatter_numbers(const WeighedRows& rows, size_t number) {
+  const auto most = static_cast<size_t>(plan_.load.weighed_rows);
   out_of_order = true;
   assert(rows.came.size() <= most && rows.values_came.size() <= most);
   const auto of_lane = [&](auto& all) { return std::span(all).subspan(number * most, most); };
@@ -181,17 +198,24 @@ void SlotDraft::take_placed(const WeighedRows& rows, const LaneSpace& space) {
   std::fill(end, numbers.end(), WeighedRows::kNoRow);
   std::fill(values.begin(), values.end(), int16_t{-1});
   std::fill(keys.begin(), keys.end(), int16_t{-1});
-  value_of_.resize(rows.values_came.size());
-  for (size_t place = 0; place < rows.values_came.size(); ++place) {
-    const int of = rows.values_came[place];
-    if (of != WeighedRows::kNoRow) value_of_[static_cast<size_t>(of)] = static_cast<int16_t>(place);
-  }
+  find_values(rows.values_came);
+  int next = 0;
   for (size_t place = 0; place < rows.came.size(); ++place) {
     const int of = rows.came[place];
     if (of == WeighedRows::kNoRow) continue;
     values[place] = value_of_[static_cast<size_t>(of)];
     keys[static_cast<size_t>(values[place])] = static_cast<int16_t>(place);
-    made.next = std::max(made.next, of + 1);
+    next = std::max(next, of + 1);
+  }
+  return next;
+}
+
+/// Says by number in which place each row's value is.
+void SlotDraft::find_values(std::span<const int> values_came) {
+  value_of_.resize(values_came.size());
+  for (size_t place = 0; place < values_came.size(); ++place) {
+    const int of = values_came[place];
+    if (of != WeighedRows::kNoRow) value_of_[static_cast<size_t>(of)] = static_cast<int16_t>(place);
   }
 }
 

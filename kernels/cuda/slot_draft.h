@@ -81,8 +81,11 @@ class SlotDraft {
   void take_weighed(const WeighedRows& rows, LaneSpace& space);
   void take_by_slots(const WeighedRows& rows, const LaneSpace& space);
   void take_placed(const WeighedRows& rows, const LaneSpace& space);
+  void find_values(std::span<const int> values_came);
+  int scatter_numbers(const WeighedRows& rows, size_t number);
   void take_scores(const WeighedRows& rows, const LaneSpace& space);
   void take_fixed(const TableLane& lane, const LaneSpace& space);
+  void note_lane(int layer, const TableLane& lane, const LaneSpace& space);
   void note_places(const TableLane& lane, const LaneSpace& space);
   size_t number_of(const LaneSpace& space) const noexcept {
     return static_cast<size_t>(space.lane - lanes.data());

@@ -61,26 +61,19 @@ void store_rows(std::span<const RowDestination> destinations, DType dtype, Const
   const auto heads = static_cast<int>(x.shape()[1]);
   const auto head_dim = static_cast<int>(x.shape()[2]);
   if (x.elements() == 0) return;
-  const bool by_four = goes_by_four(destinations, x.as<float>(), head_dim);
+  const int together = goes_by_four(destinations, x.as<float>(), head_dim) ? 4 : 1;
   for (int first = 0; first < heads; first += kHeads) {
     const int count = std::min(kHeads, heads - first);
     Destinations to{};
     for (int head = 0; head < count; ++head) {
       to.data[head] = destinations[static_cast<size_t>(first + head)].data;
     }
-    const auto launch = [&](auto* kernel, int together) {
-      const dim3 grid(static_cast<unsigned>(rows),
-                      static_cast<unsigned>(ceil_div(count * (head_dim / together), kThreads)));
-      launch_early("store_rows", kernel, grid, kThreads, stream, to, x.as<float>(), heads, first,
-                   count, head_dim);
-    };
+    const dim3 grid(static_cast<unsigned>(rows),
+                    static_cast<unsigned>(ceil_div(count * (head_dim / together), kThreads)));
     with_type(dtype, [&](auto* type) {
       using T = typename TypeOf<decltype(type)>::Type;
-      if (by_four) {
-        launch(store<T, 4>, 4);
-      } else {
-        launch(store<T, 1>, 1);
-      }
+      launch_early("store_rows", together == 4 ? store<T, 4> : store<T, 1>, grid, kThreads, stream,
+                   to, x.as<float>(), heads, first, count, head_dim);
     });
   }
 }

@@ -9,12 +9,45 @@ namespace kvlm::cuda {
 /// then at most 2^8, far from the largest half, and after the first tiles rescaling is rare.
 constexpr float kSlack = 8.0f;
 
+/// Columns that are multiplied at a time.
+constexpr int columns_at_a_time(int padded_dim) { return padded_dim > 128 ? 32 : 64; }
+
 __device__ inline void store_pair(float* to, float x, float y) {
   *reinterpret_cast<float2*>(to) = {x, y};
 }
 template <class T>
 __device__ void store_pair(T* to, float x, float y) {
   *reinterpret_cast<uint32_t*>(to) = Multiplier<T>::pair(x, y);
+}
+
+/// How a block divides its work: kWarps warps of kRowTiles * 16 queries each, against kKeys keys at
+/// a time. Rows of shared memory are 16 bytes longer than kDim, so that eight of them start in
+/// different banks.
+template <int kDim_, int kRowTiles_>
+struct WarpTiling {
+  static constexpr int kDim = kDim_;
+  static constexpr int kRowTiles = kRowTiles_;
+  static constexpr int kWarps = 4;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kQueries = kWarps * kRowTiles * 16;
+  static constexpr int kKeys = columns_at_a_time(kDim);
+  static constexpr int kStride = kDim + 8;
+  static constexpr int kChunks = kDim / 8;  // of a row
+  static constexpr int kTileElements = kKeys * kStride;
+  /// Queries, then two stages of keys and values.
+  static constexpr size_t kSharedBytes =
+      2 * (static_cast<size_t>(kQueries) * kStride + 4 * static_cast<size_t>(kTileElements));
+  /// Blocks that a multiprocessor shall hold.
+  static constexpr int kBlocks = kDim * kRowTiles <= 64 ? 3 : 2;
+};
+
+/// Shared memory that a block may have on the current GPU.
+inline size_t most_shared_bytes(const char* op) {
+  int device = 0;
+  int bytes = 0;
+  check(cudaGetDevice(&device), op);
+  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), op);
+  return static_cast<size_t>(bytes);
 }
 
 /// What a warp keeps of its queries from tile to tile. Of the 16 rows of row tile r, lane l holds
