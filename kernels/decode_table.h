@@ -36,26 +36,26 @@ inline constexpr int kMostFlushedBlocks = 16;
 /// each other evenly, then full rows in a ring buffer. Without `scales` none are packed, whatever
 /// window the layer has: the host does it.
 struct GrowingRows {
-  std::byte* ring = nullptr;  ///< (ring_rows, head_dim)
-  int ring_rows = 0;
-  int first = 0;  ///< place of the oldest full row
-  int full = 0;
+  std::byte* ring = nullptr;   ///< (ring_rows, head_dim)
   std::byte* codes = nullptr;  ///< of block 0
   std::byte* scales = nullptr;
   std::byte* zeros = nullptr;  ///< null if the format stores none
-  std::ptrdiff_t code_stride = 0;
-  std::ptrdiff_t scale_stride = 0;
-  int block_rows = 0;
+  int ring_rows = 0;
+  int first = 0;  ///< place of the oldest full row
+  int full = 0;
   int packed = 0;
-  bool shares_codes =
-      false;               ///< another layer makes the codes: only scales and zero points are made
-  bool owns_codes = true;  ///< codes lie in this KV head's memory, and count among its bytes
+  int block_rows = 0;
+  int code_stride = 0;  ///< bytes from a block to the next
+  int scale_stride = 0;
   // Where packed rows may go (TableLane.placed), blocks lie in places of their own size
   // from `codes` on, in any order:
   int most_blocks = 0;  ///< places for which there is memory
   int blocks = 0;       ///< places from the first on that have had a block
   int filling = -1;     ///< place of the block that takes the next packed row; -1: a new one does
   int filled = 0;       ///< rows that it has
+  /// Another layer makes the codes: only scales and zero points are made.
+  bool shares_codes = false;
+  bool owns_codes = true;  ///< codes lie in this KV head's memory, and count among its bytes
 };
 
 /// The attention weights of a KV head's rows, of which it drops one in every step, or their scores.
@@ -189,6 +189,8 @@ struct TableLoad {
 struct TableRow {
   int slot = 0;
   int row = 0;
+
+  bool operator==(const TableRow&) const = default;
 };
 
 /// The state of many sequences in decode, in the memory of the GPU that attends to them: of every

@@ -5,6 +5,7 @@
 
 #include "kernels/attend_packed.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/decode_table.h"
 #include "kernels/packed_format.h"
 
 // A layer of a batch as the host describes it to the kernels of packed lanes: lanes (each is
@@ -107,13 +108,6 @@ struct Split {
   int part;
 };
 
-/// A generated row of a step: which sequence of a DecodeTable it belongs to, and where among the
-/// rows of the step its queries are.
-struct StepSlot {
-  int slot;
-  int row;
-};
-
 /// Everything a launch reads.
 struct AttendArgs {
   const DeviceLane* lanes;
@@ -133,7 +127,7 @@ struct AttendArgs {
   int64_t out_moved;  // and outputs
   // Lanes are (slots, layers, heads) and have as many runs each. A launch serves the lanes of a
   // step, of their runs those at some positions that are of its kernel.
-  const StepSlot* step;
+  const TableRow* step;
   int layer;
   int layers;
   int heads;

@@ -133,7 +133,7 @@ struct DecodeTable::State {
   Device device;
   LaunchBounds bounds;
   std::vector<uint64_t> versions;  // by rows of a step
-  std::vector<StepSlot> step;
+  std::vector<TableRow> step;
 
   // (slots, layers, kv_heads, ...)
   Buffer lanes, runs, tails, remaps, blocks, words;
@@ -161,8 +161,11 @@ struct DecodeTable::State {
   int longest() const { return std::max(plan.load.longest, plan.load.weighed_rows); }
   int lanes_of_step() const { return static_cast<int>(step.size()) * plan.shape.kv_heads; }
   bool holds_rows_alone(int layer) const;
-  /// Some lanes that are weighed may not be placed.
-  bool holds_unplaced() const { return !plan.shape.drops_packed || weighs_slots; }
+  /// Slots of a lane whose rows have weights, at most.
+  int weighed_slots() const {
+    if (weighs_slots) return std::max(most_places, longest());
+    return plan.shape.drops_packed ? most_places : plan.load.weighed_rows;
+  }
   bool any_layer(bool rows_alone) const;
   bool may_hold_pictures() const;
   void note_ring(int rows);
@@ -362,7 +365,7 @@ void DecodeTable::State::place_counted(size_t slots) {
     take(gained_bytes, device, slots * sizeof(int64_t));
     take(row_bits, device, slot_lanes * static_cast<size_t>(plan.bit_words) * sizeof(uint32_t));
   }
-  take(device_step, device, slots * sizeof(StepSlot));
+  take(device_step, device, slots * sizeof(TableRow));
   take(evicted, device, slots * static_cast<size_t>(plan.shape.layers) * sizeof(int));
   const auto heads = static_cast<size_t>(plan.shape.kv_heads * plan.shape.q_per_kv);
   const bool scores_lanes = any_layer(/*rows_alone=*/false);
@@ -418,16 +421,12 @@ void DecodeTable::State::send_placed(SlotDraft& draft, Stream& stream) {
 
 /// Takes the rows of a step, which may be those of the last one.
 void DecodeTable::State::take_step(std::span<const TableRow> rows, Stream& stream) {
-  const auto same = [](const StepSlot& held, const TableRow& row) {
-    return held.slot == row.slot && held.row == row.row;
-  };
-  if (std::equal(step.begin(), step.end(), rows.begin(), rows.end(), same)) return;
-  step.clear();
-  for (const TableRow& row : rows) step.push_back({row.slot, row.row});
+  if (std::ranges::equal(step, rows)) return;
+  step.assign(rows.begin(), rows.end());
   bounds.cut_keys(key_split_slots(int64_t{lanes_of_step()} * plan.load.longest, stream));
   try {
     stream.queue().copy(device_step.data(), true, step.data(), false,
-                        step.size() * sizeof(StepSlot));
+                        step.size() * sizeof(TableRow));
   } catch (...) {
     step.clear();  // the GPU does not know these rows
     throw;
@@ -454,7 +453,7 @@ void DecodeTable::State::send_formats(Stream& stream) {
 
 TableArgs DecodeTable::State::table_args() {
   TableArgs args{};
-  args.step = reinterpret_cast<const StepSlot*>(device_step.data());
+  args.step = reinterpret_cast<const TableRow*>(device_step.data());
   args.lanes = reinterpret_cast<DeviceLane*>(lanes.data());
   args.runs = reinterpret_cast<DeviceRun*>(runs.data());
   args.tails = reinterpret_cast<DeviceTail*>(tails.data());
@@ -466,7 +465,7 @@ TableArgs DecodeTable::State::table_args() {
   args.together = reinterpret_cast<const int*>(together.data());
   if (plan.compares() || plan.shape.drops_packed) point_weighed(args);
   if (turns) {
-    args.turned = reinterpret_cast<DeviceTurned*>(turned.data());
+    args.turned = reinterpret_cast<TurnedRows*>(turned.data());
     args.waves = reinterpret_cast<const double*>(waves.data());
     args.turned_half = static_cast<int>(plan.shape.turned_by.size());
   }
@@ -481,7 +480,7 @@ void DecodeTable::State::point_weighed(TableArgs& args) {
   args.weighed = reinterpret_cast<DeviceWeighed*>(weighed.data());
   args.came = reinterpret_cast<int*>(came.data());
   args.weighed_rows = plan.load.weighed_rows;
-  args.weighed_slots = weighs_slots ? longest() : plan.load.weighed_rows;
+  args.weighed_slots = weighed_slots();
   if (!plan.shape.drops_packed) return;
   args.value_at = reinterpret_cast<int16_t*>(value_at.data());
   args.key_at = reinterpret_cast<int16_t*>(key_at.data());
@@ -553,7 +552,7 @@ AttendArgs DecodeTable::State::attend_args(int layer, const float* q, float* out
   args.scale = scale;
   args.q_moved = q - static_cast<const float*>(nullptr);
   args.out_moved = out - static_cast<float*>(nullptr);
-  args.step = reinterpret_cast<const StepSlot*>(device_step.data());
+  args.step = reinterpret_cast<const TableRow*>(device_step.data());
   args.layer = layer;
   args.layers = plan.shape.layers;
   args.heads = plan.shape.kv_heads;
@@ -643,9 +642,7 @@ void DecodeTable::attend(int layer, const float* q, float* out, float scale, Str
   }
   launch_layer(launch, state.attend_args(layer, q, out, scale), stream);
   if (!state.plan.weighs()) return;
-  const bool summed = state.plan.shape.weights == RowWeights::kSummed;
-  if (state.most_places > 0) add_place_weights(table, layer, summed, stream);
-  if (state.holds_unplaced()) add_row_weights(table, layer, summed, stream);
+  add_row_weights(table, layer, state.plan.shape.weights == RowWeights::kSummed, stream);
 }
 
 void DecodeTable::pack(bool keys, Stream& stream) {
@@ -662,7 +659,7 @@ void DecodeTable::evict(std::span<const int> slots, Stream& stream) {
   assert(slots.size() == state.step.size() * static_cast<size_t>(state.plan.shape.layers));
   stream.queue().copy(state.evicted.data(), true, slots.data(), false, slots.size_bytes());
   const auto* evicted = reinterpret_cast<const int*>(state.evicted.data());
-  const auto is_placed = [&](const StepSlot& row) {
+  const auto is_placed = [&](const TableRow& row) {
     return state.is_placed[static_cast<size_t>(row.slot)] != 0;
   };
   if (!std::all_of(state.step.begin(), state.step.end(), is_placed)) {

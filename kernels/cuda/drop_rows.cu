@@ -43,7 +43,7 @@ __device__ void close_scores(DeviceWeighed& of, int slot) {
 /// Turns the first rows of a ring of keys by a position more: always from how they came, so that
 /// roundings do not add up (turn_rows()). By all threads of a block.
 template <class T>
-__device__ void turn(const TableArgs& table, const DeviceTail& keys, DeviceTurned& turned) {
+__device__ void turn(const TableArgs& table, const DeviceTail& keys, TurnedRows& turned) {
   const int half = table.turned_half;
   const double* waves = table.waves + int64_t{turned.by + 1} * 2 * half;
   for (int i = static_cast<int>(threadIdx.x); i < turned.rows * half; i += kThreads) {
@@ -65,7 +65,7 @@ __device__ void turn(const TableArgs& table, const DeviceTail& keys, DeviceTurne
 
 __device__ void turn_first(const TableArgs& table, int lane) {
   const DeviceTail& keys = table.tails[lane * 2];
-  DeviceTurned& turned = table.turned[lane];
+  TurnedRows& turned = table.turned[lane];
   switch (table.dtype) {
     case DType::kF16:
       return turn<__half>(table, keys, turned);

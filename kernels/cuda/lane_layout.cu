@@ -140,27 +140,10 @@ bool lies_alike(const TableLane& lane, const std::array<RowWindow, 2>& windows) 
 
 /// The counters of the rows that a lane gains behind `fixed_slots`, none of them yet.
 DeviceTail tail_of(const GrowingRows& gained, int fixed_slots, bool placed) {
-  DeviceTail tail{};
-  tail.ring = gained.ring;
-  tail.codes = gained.codes;
-  tail.scales = gained.scales;
-  tail.zeros = gained.zeros;
-  tail.ring_rows = gained.ring_rows;
-  tail.first = gained.first;
-  tail.full = gained.full;
-  tail.packed = gained.packed;
+  DeviceTail tail{gained};
+  tail.placed = placed;
   tail.vacated = -1;
   tail.fixed_slots = fixed_slots;
-  tail.code_stride = static_cast<int>(gained.code_stride);
-  tail.scale_stride = static_cast<int>(gained.scale_stride);
-  tail.block_rows = gained.block_rows;
-  tail.shares_codes = gained.shares_codes;
-  tail.owns_codes = gained.owns_codes;
-  tail.placed = placed;
-  tail.most_blocks = gained.most_blocks;
-  tail.blocks = gained.blocks;
-  tail.filling = gained.filling;
-  tail.filled = gained.filled;
   return tail;
 }
 

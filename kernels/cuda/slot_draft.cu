@@ -61,7 +61,7 @@ void SlotDraft::lay(int of_slot, int layer, std::span<const TableLane> of_layer)
     take_weighed(lane.weighed, space);
     if (space.lane->placed) take_fixed(lane, space);
     const size_t number = number_of(space);
-    if (!turned.empty()) turned[number] = {lane.turned.keys, lane.turned.rows, lane.turned.by};
+    if (!turned.empty()) turned[number] = lane.turned;
     std::copy(lane.remaps.begin(), lane.remaps.end(),
               remaps.data() + number * static_cast<size_t>(plan_.shape.remaps));
   }

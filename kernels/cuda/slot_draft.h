@@ -65,7 +65,7 @@ class SlotDraft {
   std::span<int16_t> value_at, key_at;
   std::span<DeviceFixedBlock> fixed;
   std::span<float> scores;
-  std::span<DeviceTurned> turned;
+  std::span<TurnedRows> turned;
   int used_blocks = 0;  ///< of `blocks`, and words of `words`
   int used_words = 0;
   bool out_of_order = false;  ///< some lane's packed rows do not lie in order

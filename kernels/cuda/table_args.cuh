@@ -20,31 +20,14 @@ enum class Cut : int8_t {
 };
 
 /// The rows that a lane gains, of its keys or its values: GrowingRows, and what follows from them.
-struct DeviceTail {
-  std::byte* ring;
-  std::byte* codes;
-  std::byte* scales;
-  std::byte* zeros;
-  int ring_rows;
-  int first;
-  int full;
-  int packed;
+struct DeviceTail : GrowingRows {
+  bool placed;
+  int16_t format;
+  int16_t flushed;  // the last step has packed a window: its rows are to be counted
   int newest;       // of the ring's rows, where the step's goes
   int vacated;      // the place that the next row takes; -1: the one behind the newest
   int fixed_slots;  // of the lane's runs before
-  int code_stride;
-  int scale_stride;
-  int block_rows;
-  int16_t format;
-  int16_t flushed;  // the last step has packed a window: its rows are to be counted
-  bool shares_codes;
-  bool owns_codes;
-  // Of lanes that are placed: GrowingRows, and the blocks that the next window fills.
-  bool placed;
-  int most_blocks;
-  int blocks;
-  int filling;
-  int filled;
+  // Of a lane that is placed: the blocks that the next window fills.
   int16_t targets[kMostFlushedBlocks];
 
   /// Counts the window of `rows` that the last step has packed, if it was full.
@@ -90,13 +73,6 @@ struct DeviceWeighed {
   int first_places;  // WeighedRows::first_places
 };
 
-/// TurnedRows, as the GPU keeps them.
-struct DeviceTurned {
-  const float* keys;
-  int rows;
-  int by;
-};
-
 /// FixedBlock, up to which row it reaches.
 struct DeviceFixedBlock {
   int end;
@@ -112,7 +88,7 @@ struct DeviceWindow {
 
 /// A DecodeTable, to the kernels that count and pack.
 struct TableArgs {
-  const StepSlot* step;
+  const TableRow* step;
   DeviceLane* lanes;            // (slots, layers, heads)
   DeviceRun* runs;              // (slots, layers, heads, 2 sides, runs)
   DeviceTail* tails;            // (slots, layers, heads, 2 sides)
@@ -132,7 +108,7 @@ struct TableArgs {
   uint32_t* row_bits;         // (slots, layers, heads, bit_words) PackedRowBits
   DeviceFixedBlock* fixed;    // (slots, layers, heads, 2 sides, fixed_blocks)
   unsigned long long* bytes;  // (slots,) that sequences have gained, modulo 2^64
-  DeviceTurned* turned;       // (slots, layers, heads); null: no rows turn
+  TurnedRows* turned;         // (slots, layers, heads); null: no rows turn
   const double* waves;        // (TurnedRows.by, 2 turned_half) of find_waves()
   int turned_half;
   float* scores;  // workspace of all lanes
@@ -144,7 +120,7 @@ struct TableArgs {
   int head_dim;
   int longest;  // slots of a lane, at most
   int weighed_rows;
-  int weighed_slots;  // of a lane that is not placed, at most
+  int weighed_slots;  // of a lane whose rows have weights, at most
   int most_places;    // of a lane that is placed and that no kernel serves in one pass, at most
   int bit_words;
   int blocks;

@@ -1,7 +1,7 @@
 // Eviction by attention weights (H2O, TOVA) where the weights are: nothing is told to the host, for
 // which a lane that gains a row and drops one stays as it is. No row moves: the next one takes the
-// place of the one that went, so that only numbers say in which order rows came. Where the host
-// drops rows, weights are added here alone.
+// place of the one that went, so that only numbers say in which order rows came. Of lanes that are
+// placed, and where the host drops rows, weights are added here alone.
 #include "kernels/cuda/least_row.cuh"
 #include "kernels/cuda/weigh_rows.h"
 
@@ -11,19 +11,26 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// Block (lane, places).
+/// Block (lane, slots).
 __global__ void __launch_bounds__(kThreads) add_weights(TableArgs table, int layer, bool summed) {
   const int at = table.lane_at(layer, static_cast<int>(blockIdx.x));
   const DeviceLane& lane = table.lanes[at];
-  const int place = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
-  if (place >= lane.slots || lane.placed) return;
+  const DeviceTail& keys = table.tails[at * 2];
+  const int slot = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
+  if (slot >= keys.packed_slots() + keys.full) return;
+  int place = slot;
+  int value = slot;
+  if (lane.placed) {
+    place = keys.place_of_slot(slot);
+    if (table.came_of(at)[place] == WeighedRows::kNoRow) return;
+    value = table.tails[at * 2 + 1].slot_of_place(table.other_of(at, 0)[place]);
+  }
   float sum = 0;
   for (int head = 0; head < table.q_per_kv; ++head) {
-    sum += lane.weights[static_cast<int64_t>(head) * lane.slots + place];
+    sum += lane.weights[static_cast<int64_t>(head) * lane.slots + value];
   }
   float& weight = table.weighed[at].weights[place];
-  const DeviceTail& keys = table.tails[at * 2];
-  const bool known = summed && place != keys.packed_slots() + keys.newest;
+  const bool known = summed && slot != keys.packed_slots() + keys.newest;
   weight = (known ? weight : 0.0f) + sum / static_cast<float>(table.q_per_kv);
 }
 
@@ -56,6 +63,7 @@ __global__ void __launch_bounds__(kThreads) drop_least(TableArgs table, int head
 }  // namespace
 
 void add_row_weights(const TableArgs& table, int layer, bool summed, Stream& stream) {
+  if (table.weighed_slots == 0) return;
   const dim3 grid(static_cast<unsigned>(table.rows * table.heads),
                   static_cast<unsigned>(ceil_div(table.weighed_slots, kThreads)));
   add_weights<<<grid, kThreads, 0, native(stream)>>>(table, layer, summed);

@@ -26,12 +26,6 @@ std::span<const float> turned_by(const CacheTraits& traits) {
   return turns ? std::span(traits.shape().rope_frequencies) : std::span<const float>();
 }
 
-bool same(std::span<const TableRow> a, std::span<const TableRow> b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
-    return x.slot == y.slot && x.row == y.row;
-  });
-}
-
 /// Some layer's keys are packed in a basis of their own.
 bool changes_key_basis(const CacheTraits& traits) {
   for (int layer = 0; layer < traits.shape().layers; ++layer) {
@@ -127,7 +121,7 @@ void GpuDecode::begin(std::span<const StepRows> step, Stream& stream) {
     if (!rows.prompt) rows_.push_back({static_cast<int>(rows.sequence), row});
     row += rows.rows;
   }
-  basis_known_ = !placed && same(rows_, known_rows_);
+  basis_known_ = !placed && rows_ == known_rows_;
   if (!basis_known_) known_rows_.assign(rows_.begin(), rows_.end());
   if (!rows_.empty()) table_->start(rows_, stream);
 }

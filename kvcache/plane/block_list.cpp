@@ -212,9 +212,9 @@ void BlockList::describe(GrowingRows& rows) const noexcept {
   const BlockPlace first = memory_.at(memory_.first_own());
   rows.block_rows = layout.block_rows();
   rows.codes = codes.at(codes.first_own()).codes;
-  rows.code_stride = codes.stride();
+  rows.code_stride = static_cast<int>(codes.stride());
   rows.scales = first.scales;
-  rows.scale_stride = memory_.stride();
+  rows.scale_stride = static_cast<int>(memory_.stride());
   rows.zeros = layout.zeros_behind(first.scales, rows.block_rows);
   rows.shares_codes = !layout.writes;
   rows.owns_codes = !layout.shared;
