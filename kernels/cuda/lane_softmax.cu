@@ -3,6 +3,7 @@
 #include "kernels/cuda/block_reduce.cuh"
 #include "kernels/cuda/lane_softmax.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/remap_scores.cuh"
 
 // The softmax of lanes over their scores, remap included: a block a query head that makes weights
 // of scores in their place, or, where the softmax is deferred, a warp that finds from the ends of
@@ -77,26 +78,7 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise(AttendArgs args, 
     held[i] = slot < lane.slots ? scores[slot] : -INFINITY;
   }
   for (int r = 0; r < lane.remaps; ++r) {
-    const ScoreRemap remap = args.remaps[lane.first_remap + r];
-    if (remap.slots == 0) continue;
-    float low = INFINITY;
-    float high = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int at = first + i * kNormaliseThreads - remap.first;
-      if (at < 0 || at >= remap.slots) continue;
-      low = fminf(low, held[i]);
-      high = fmaxf(high, held[i]);
-    }
-    low = -block_reduce<kNormaliseThreads>(-low, true, parts);
-    high = block_reduce<kNormaliseThreads>(high, true, parts);
-    const float slope = remap_slope(args, remap, low, high, threadIdx.x == 0);
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int at = first + i * kNormaliseThreads - remap.first;
-      if (at < 0 || at >= remap.slots) continue;
-      held[i] = slope * (held[i] - low) + low - remap.tau_low;
-    }
+    remap_live<kNormaliseThreads>(args, args.remaps[lane.first_remap + r], held, parts);
   }
   const float inverse = make_exponentials<kNormaliseThreads>(held, parts);
   RunOrder order;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "kernels/cuda/block_reduce.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/norm.h"
 
@@ -13,20 +14,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-
-/// The sum over a block of kWarps warps, in every thread. `warp_sums` is free again after the next
-/// barrier.
-template <int kWarps>
-__device__ float block_sum(float x, float (&warp_sums)[kWarps]) {
-  x = warp_sum(x);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = x;
-  __syncthreads();
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < kWarps; ++i) sum += warp_sums[i];
-  return sum;
-}
 
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
@@ -43,7 +30,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) squares += values[j] * values[j];
   }
-  const float mean = block_sum(squares, warp_sums) / static_cast<float>(dim);
+  const float mean = block_reduce<kThreads>(squares, false, warp_sums) / static_cast<float>(dim);
   const float inverse = 1.0f / sqrtf(mean + eps);
   for (int64_t i = first; i < dim; i += kThreads * kWidth) {
     float values[kWidth], weights[kWidth];
@@ -66,13 +53,14 @@ __global__ void __launch_bounds__(kThreads)
   const float* row = x + blockIdx.x * dim;
   float sum = 0;
   for (int64_t i = threadIdx.x; i < dim; i += kThreads) sum += row[i];
-  const float mean = block_sum(sum, warp_sums) / static_cast<float>(dim);
+  const float mean = block_reduce<kThreads>(sum, false, warp_sums) / static_cast<float>(dim);
   float squares = 0;
   for (int64_t i = threadIdx.x; i < dim; i += kThreads) {
     const float d = row[i] - mean;
     squares += d * d;
   }
-  const float variance = block_sum(squares, warp_sums) / static_cast<float>(dim);
+  const float variance =
+      block_reduce<kThreads>(squares, false, warp_sums) / static_cast<float>(dim);
   const float inverse = 1.0f / sqrtf(variance + eps);
   for (int64_t i = threadIdx.x; i < dim; i += kThreads) {
     y[blockIdx.x * dim + i] = store_float<T>((row[i] - mean) * inverse * weight[i] + bias[i]);
@@ -163,7 +151,8 @@ __global__ void __launch_bounds__(kRowThreads) add_norm_rows(Y* y, float* x, Add
   }
   if (y == nullptr) return;
   const auto dim = static_cast<float>(args.dim);
-  const float mean = args.bias == nullptr ? 0.0f : block_sum(sum, warp_sums) / dim;
+  const float mean =
+      args.bias == nullptr ? 0.0f : block_reduce<kRowThreads>(sum, false, warp_sums) / dim;
   float squares = 0;
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
@@ -174,7 +163,8 @@ __global__ void __launch_bounds__(kRowThreads) add_norm_rows(Y* y, float* x, Add
       squares += d * d;
     }
   }
-  const float inverse = 1.0f / sqrtf(block_sum(squares, warp_sums) / dim + args.eps);
+  const float inverse =
+      1.0f / sqrtf(block_reduce<kRowThreads>(squares, false, warp_sums) / dim + args.eps);
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
     const int i = first + group * kStep;
@@ -217,8 +207,7 @@ void launch_held(std::string_view op, TensorView y, float* x, int64_t rows, cons
 void rms_norm(TensorView y, ConstTensorView x, ConstTensorView weight, float eps, Stream& stream) {
   const auto rows = static_cast<unsigned>(x.shape()[0]);
   if (rows == 0) return;
-  with_type(y.dtype(), [&](auto* type) {
-    using T = typename TypeOf<decltype(type)>::Type;
+  with_type(y.dtype(), [&]<class T>(T*) {
     const auto kernel = in_groups(y, x, weight, {}) ? rms_norm_rows<T, 4> : rms_norm_rows<T, 1>;
     launch_early("rms_norm", kernel, rows, kThreads, stream, reinterpret_cast<T*>(y.data()),
                  x.as<float>(), weight.as<float>(), x.shape()[1], eps);
@@ -231,8 +220,7 @@ void layer_norm(TensorView y, ConstTensorView x, ConstTensorView weight, ConstTe
   if (rows == 0) return;
   const int64_t dim = x.shape()[1];
   const bool held = in_groups(y, x, weight, bias) && dim <= kLongestHeld;
-  with_type(y.dtype(), [&](auto* type) {
-    using T = typename TypeOf<decltype(type)>::Type;
+  with_type(y.dtype(), [&]<class T>(T*) {
     if (held) {
       AddNorm args{};
       args.weight = weight.as<float>();
@@ -262,8 +250,7 @@ void add_norm_apart(TensorView y, TensorView x, Residual residual, std::span<con
   const float* from = x.as<float>();
   const int64_t count = x.elements();
   for (const Addend& addend : addends) {
-    with_type(addend.p.dtype(), [&](auto* type) {
-      using P = typename TypeOf<decltype(type)>::Type;
+    with_type(addend.p.dtype(), [&]<class P>(P*) {
       launch_early("add_norm", add_elements<P>,
                    static_cast<unsigned>(std::min<int64_t>(ceil_div(count, kThreads), 8192)),
                    kThreads, stream, sum.as<float>(), from,
@@ -304,10 +291,8 @@ void add_norm(TensorView y, TensorView x, Residual residual, std::span<const Add
   if (!in_groups(y, x, weight, bias) || !in_groups(addends) || args.dim > kLongestHeld) {
     return add_norm_apart(y, x, residual, addends, weight, bias, eps, stream);
   }
-  with_type(y.empty() ? DType::kF32 : y.dtype(), [&](auto* to) {
-    using Y = typename TypeOf<decltype(to)>::Type;
-    with_type(addends[0].p.dtype(), [&](auto* from) {
-      using P = typename TypeOf<decltype(from)>::Type;
+  with_type(y.empty() ? DType::kF32 : y.dtype(), [&]<class Y>(Y*) {
+    with_type(addends[0].p.dtype(), [&]<class P>(P*) {
       const auto launch = addends.size() == 1 ? launch_held<Y, P, 1> : launch_held<Y, P, 2>;
       launch("add_norm", y, x.as<float>(), x.shape()[0], args, stream);
     });

@@ -7,6 +7,7 @@
 #include "kernels/cuda/block_reduce.cuh"
 #include "kernels/cuda/placed_blocks.cuh"
 #include "kernels/cuda/placed_rows.h"
+#include "kernels/cuda/remap_scores.cuh"
 
 namespace kvlm::cuda::packed {
 
@@ -123,32 +124,6 @@ __global__ void __launch_bounds__(kThreads) begin_lanes(TableArgs table, int slo
 
 constexpr int kWeighThreads = 512;
 
-/// Remaps the scores of a range of slots, of which those that are -INFINITY have no rows.
-template <int kHeld>
-__device__ void remap_live(const AttendArgs& args, const ScoreRemap& remap, float (&held)[kHeld],
-                           float* parts) {
-  const auto is_there = [&](int i) {
-    const int at = static_cast<int>(threadIdx.x) + i * kWeighThreads - remap.first;
-    return at >= 0 && at < remap.slots && held[i] != -INFINITY;
-  };
-  float low = INFINITY;
-  float high = -INFINITY;
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    if (!is_there(i)) continue;
-    low = fminf(low, held[i]);
-    high = fmaxf(high, held[i]);
-  }
-  low = -block_reduce<kWeighThreads>(-low, true, parts);
-  high = block_reduce<kWeighThreads>(high, true, parts);
-  if (low > high) return;  // no row is left
-  const float slope = remap_slope(args, remap, low, high, threadIdx.x == 0);
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    if (is_there(i)) held[i] = slope * (held[i] - low) + low - remap.tau_low;
-  }
-}
-
 /// Block (lane, query head), of lanes of at most kHeld * kWeighThreads places of a side that no
 /// kernel has served in one pass.
 template <int kHeld>
@@ -175,7 +150,7 @@ __global__ void __launch_bounds__(kWeighThreads) weigh(TableArgs table, AttendAr
     held[i] = there ? scores[slot] : -INFINITY;
   }
   for (int r = 0; r < lane.remaps; ++r) {
-    remap_live<kHeld>(args, args.remaps[lane.first_remap + r], held, parts);
+    remap_live<kWeighThreads>(args, args.remaps[lane.first_remap + r], held, parts);
   }
   // All have read their scores.
   const float inverse = make_exponentials<kWeighThreads>(held, parts);
@@ -190,26 +165,6 @@ __global__ void __launch_bounds__(kWeighThreads) weigh(TableArgs table, AttendAr
     if (came[place] == WeighedRows::kNoRow) continue;
     scores[values.slot_of_place(value_at[place])] = held[i] * inverse;
   }
-}
-
-/// Block (lane, slots).
-__global__ void __launch_bounds__(kThreads) add_weights(TableArgs table, int layer, bool summed) {
-  const int at = table.lane_at(layer, static_cast<int>(blockIdx.x));
-  const DeviceLane& lane = table.lanes[at];
-  if (!lane.placed) return;
-  const DeviceTail& keys = table.tails[at * 2];
-  const int slot = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
-  if (slot >= keys.packed_slots() + keys.full) return;
-  const int place = keys.place_of_slot(slot);
-  if (table.came_of(at)[place] == WeighedRows::kNoRow) return;
-  const int value = table.tails[at * 2 + 1].slot_of_place(table.other_of(at, 0)[place]);
-  float sum = 0;
-  for (int head = 0; head < table.q_per_kv; ++head) {
-    sum += lane.weights[static_cast<int64_t>(head) * lane.slots + value];
-  }
-  float& weight = table.weighed[at].weights[place];
-  const bool known = summed && slot != keys.packed_slots() + keys.newest;
-  weight = (known ? weight : 0.0f) + sum / static_cast<float>(table.q_per_kv);
 }
 
 }  // namespace
@@ -230,13 +185,6 @@ void weigh_places(const TableArgs& table, const AttendArgs& args, Stream& stream
   if (table.most_places <= 8 * kWeighThreads) return weighed(weigh<8>);
   if (table.most_places <= 16 * kWeighThreads) return weighed(weigh<16>);
   weighed(weigh<kMostPlaces / kWeighThreads>);
-}
-
-void add_place_weights(const TableArgs& table, int layer, bool summed, Stream& stream) {
-  const dim3 grid(static_cast<unsigned>(table.rows * table.heads),
-                  static_cast<unsigned>(ceil_div(table.most_places, kThreads)));
-  add_weights<<<grid, kThreads, 0, native(stream)>>>(table, layer, summed);
-  check_launch("DecodeTable::attend");
 }
 
 }  // namespace kvlm::cuda::packed

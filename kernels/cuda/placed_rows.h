@@ -10,8 +10,6 @@ namespace kvlm::cuda::packed {
 void begin_places(const TableArgs& table, int slot, Stream& stream);
 /// Makes the scores of a layer's keys the weights of its values, place by place.
 void weigh_places(const TableArgs& table, const AttendArgs& args, Stream& stream);
-/// add_row_weights(), behind that.
-void add_place_weights(const TableArgs& table, int layer, bool summed, Stream& stream);
 /// drop_least_weighed(), once the windows that are full have been packed.
 void drop_least_placed(const TableArgs& table, bool alike, Stream& stream);
 /// evict_slots(), in the order in which rows came, then too; in every step.

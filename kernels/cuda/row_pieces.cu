@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/cuda/block_reduce.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_pieces.cuh"
 
@@ -193,19 +194,11 @@ __global__ void __launch_bounds__(kJoinThreads)
   const int thread = static_cast<int>(threadIdx.x);
   const int head_dim = launch.head_dim;
   const auto state = [&](int part) { return state_of(launch, lane.first_part + part); };
-  const auto all_warps = [&](float of_warp, const auto& combine) {
-    __syncthreads();
-    if (thread % 32 == 0) of_warps[thread / 32] = of_warp;
-    __syncthreads();
-    float all = of_warps[0];
-    for (int i = 1; i < kJoinThreads / 32; ++i) all = combine(all, of_warps[i]);
-    return all;
-  };
   float maximum = -INFINITY;
   for (int i = thread; i < lane.parts; i += kJoinThreads) {
     maximum = fmaxf(maximum, state(i).max[query]);
   }
-  maximum = all_warps(warp_max(maximum), [](float a, float b) { return fmaxf(a, b); });
+  maximum = block_reduce<kJoinThreads>(maximum, true, of_warps);
 
   constexpr int kChannels = 8;  // of a thread, at most
   float out[kChannels] = {};
@@ -233,7 +226,7 @@ __global__ void __launch_bounds__(kJoinThreads)
       }
     }
   }
-  sum = all_warps(warp_sum(sum), [](float a, float b) { return a + b; });
+  sum = block_reduce<kJoinThreads>(sum, false, of_warps);
 #pragma unroll
   for (int j = 0; j < kChannels; ++j) {
     const int channel = thread + j * kJoinThreads;
