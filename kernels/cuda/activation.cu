@@ -75,8 +75,7 @@ void launch(TensorView y, ConstTensorView x, const float* up, Stream& stream) {
   const bool grouped =
       count % 4 == 0 && is_aligned(x.data(), 16) && is_aligned(y.data(), 16) && is_aligned(up, 16);
   const int64_t blocks = ceil_div(count, kThreads * (grouped ? 4 : 1));
-  with_type(y.dtype(), [&](auto* type) {
-    using T = typename TypeOf<decltype(type)>::Type;
+  with_type(y.dtype(), [&]<class T>(T*) {
     const auto kernel = grouped ? activate_elements<kKind, T, 4> : activate_elements<kKind, T, 1>;
     launch_early("activate", kernel, static_cast<unsigned>(std::min<int64_t>(blocks, 8192)),
                  kThreads, stream, reinterpret_cast<T*>(y.data()), x.as<float>(), up, count);
@@ -99,8 +98,7 @@ void activate_halves(TensorView y, ConstTensorView x, Activation activation, Str
   const int64_t groups = x.elements() / 8;
   if (groups == 0) return;
   with_activation(activation, [&](auto kind) {
-    const auto start = [&](auto* type) {
-      using T = typename TypeOf<decltype(type)>::Type;
+    const auto start = [&]<class T>(T*) {
       launch_early("activate", activate_halves<kind(), T>,
                    static_cast<unsigned>(ceil_div(groups, kThreads)), kThreads, stream,
                    reinterpret_cast<T*>(y.data()), reinterpret_cast<const T*>(x.data()), groups);

@@ -177,9 +177,7 @@ __global__ void __launch_bounds__(kThreads) prompt_attention(Prompt p) {
 template <int kDim>
 void launch_prompt(const Prompt& p, int64_t tiles, Stream& stream) {
   constexpr size_t kShared = sizeof(float) * (2 * kTile * (kDim + 4) + kTile * (kTile + 4));
-  check(cudaFuncSetAttribute(prompt_attention<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(kShared)),
-        "attention");
+  allow_shared("attention", prompt_attention<kDim>, kShared);
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(p.q_heads));
   prompt_attention<kDim><<<grid, kThreads, kShared, native(stream)>>>(p);
   check_launch("attention");

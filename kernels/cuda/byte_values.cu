@@ -84,8 +84,7 @@ void place_bytes(TensorView to, ConstTensorView from, ConstTensorView values, St
       plan.columns % 4 == 0 && plan.width % 4 == 0 && is_aligned(to.data(), 4 * sizeof(float));
   const int64_t blocks =
       std::clamp<int64_t>(ceil_div(plan.count, int64_t{kThreads} * (grouped ? 4 : 1)), 1, 8192);
-  with_type(to.dtype(), [&](auto* type) {
-    using To = typename TypeOf<decltype(type)>::Type;
+  with_type(to.dtype(), [&]<class To>(To*) {
     launch_early("place_bytes", grouped ? look_up<To, 4> : look_up<To, 1>,
                  static_cast<unsigned>(blocks), kThreads, stream, reinterpret_cast<To*>(to.data()),
                  plan);

@@ -80,8 +80,7 @@ void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> i
       reinterpret_cast<const int32_t*>(stream.queue().upload(ids.data(), ids.size_bytes()));
   const int64_t dim = y.shape()[1];
   const bool grouped = dim % 4 == 0 && is_aligned(table.data(), 16) && is_aligned(y.data(), 16);
-  with_type(table.dtype(), [&](auto* type) {
-    using T = typename TypeOf<decltype(type)>::Type;
+  with_type(table.dtype(), [&]<class T>(T*) {
     launch_early("gather_rows", grouped ? gather<T, 4> : gather<T, 1>,
                  blocks_for(y.elements() / (grouped ? 4 : 1)), kThreads, stream, y.as<float>(),
                  reinterpret_cast<const T*>(table.data()), device_ids, dim, y.elements());
@@ -102,10 +101,8 @@ void add_scaled(TensorView y, ConstTensorView x, ConstTensorView scale, Stream& 
 
 void convert(TensorView y, ConstTensorView x, Stream& stream) {
   const bool grouped = in_groups(y, x);
-  with_type(y.dtype(), [&](auto* to) {
-    using To = typename TypeOf<decltype(to)>::Type;
-    with_type(x.dtype(), [&](auto* from) {
-      using From = typename TypeOf<decltype(from)>::Type;
+  with_type(y.dtype(), [&]<class To>(To*) {
+    with_type(x.dtype(), [&]<class From>(From*) {
       const auto kernel = grouped ? convert_elements<To, From, 4> : convert_elements<To, From, 1>;
       launch_early("convert", kernel, blocks_for(y.elements() / (grouped ? 4 : 1)), kThreads,
                    stream, reinterpret_cast<To*>(y.data()), reinterpret_cast<const From*>(x.data()),

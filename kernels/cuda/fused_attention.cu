@@ -170,14 +170,8 @@ __global__ void __launch_bounds__(kJoinThreads) join_splits(AttendArgs args, Fus
 int fused_pairs() { return static_cast<int>(kPairs<128>.size()); }
 
 int most_shared_bytes() {
-  static const int most = [] {
-    int device = 0;
-    int bytes = 0;
-    check(cudaGetDevice(&device), "DecodeTable::attend");
-    check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-          "DecodeTable::attend");
-    return bytes;
-  }();
+  static const int most =
+      device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, "DecodeTable::attend");
   return most;
 }
 

@@ -399,8 +399,6 @@ void FusedKernel<K, kKeys, V, kValues>::launch(const AttendArgs& args, const Fus
     if constexpr (kMayLoseRows) {
       if (fused.lose_rows) kernel = attend_split<K, kKeys, V, kValues, kGroups, true>;
     }
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-          "DecodeTable::attend");
     launch_early("DecodeTable::attend", kernel, grid, kThreads, static_cast<size_t>(bytes), stream,
                  args, fused);
   };

@@ -409,10 +409,8 @@ void multiply_odd(const Projection& projection, ConstTensorView x, int64_t first
   const dim3 grid(static_cast<unsigned>(x.shape()[0]),
                   static_cast<unsigned>(ceil_div(out - first, kOddWarps)));
   const float* bias = projection.bias.empty() ? nullptr : projection.bias.as<float>() + first;
-  with_type(projection.w.dtype(), [&](auto* type) {
-    using T = typename TypeOf<decltype(type)>::Type;
-    with_type(x.dtype(), [&](auto* x_type) {
-      using X = typename TypeOf<decltype(x_type)>::Type;
+  with_type(projection.w.dtype(), [&]<class T>(T*) {
+    with_type(x.dtype(), [&]<class X>(X*) {
       odd_rows<T, X><<<grid, 32 * kOddWarps, 0, native(stream)>>>(
           projection.y.as<float>() + first, out, reinterpret_cast<const X*>(x.data()),
           reinterpret_cast<const T*>(projection.w.data()) + first * in, bias, in, out - first, add);
@@ -490,8 +488,7 @@ void multiply_few(std::span<const Projection> projections, ConstTensorView x, co
     groups += ceil_div(one.w.shape()[0], few_outputs(gated));
   }
   const auto blocks = static_cast<unsigned>(ceil_div(groups * tiling.split, tiling.warps));
-  with_type(projections[0].w.dtype(), [&](auto* type) {
-    using T = typename TypeOf<decltype(type)>::Type;
+  with_type(projections[0].w.dtype(), [&]<class T>(T*) {
     const int64_t rows = x.shape()[0];
     const auto kernel = gated ? few_kernel<T, true>(rows) : few_kernel<T, false>(rows);
     launch_early("linear", kernel, blocks, 32 * tiling.warps, stream,
@@ -686,10 +683,8 @@ void finish(TensorView y, const void* product, DType made, const LinearTail& tai
                        is_aligned(y.data(), 16) && is_aligned(work.scale, 16);
   const int64_t blocks =
       std::min<int64_t>(ceil_div(work.count, kTailThreads * (grouped ? 4 : 1)), 8192);
-  with_type(made, [&](auto* from) {
-    using P = typename TypeOf<decltype(from)>::Type;
-    with_type(y.dtype(), [&](auto* to) {
-      using Y = typename TypeOf<decltype(to)>::Type;
+  with_type(made, [&]<class P>(P*) {
+    with_type(y.dtype(), [&]<class Y>(Y*) {
       launch_early("linear", grouped ? finish_rows<P, Y, 4> : finish_rows<P, Y, 1>,
                    static_cast<unsigned>(blocks), kTailThreads, stream,
                    reinterpret_cast<Y*>(y.data()), static_cast<const P*>(product), work);

@@ -137,8 +137,7 @@ void launch(const Parts& parts, int64_t vectors, int dim, Stream& stream) {
 
 void hadamard(std::span<const HadamardRows> rows, Stream& stream) {
   const auto dim = static_cast<int>(rows[0].from.shape().back());
-  with_type(rows[0].from.dtype(), [&](auto* element) {
-    using T = typename TypeOf<decltype(element)>::Type;
+  with_type(rows[0].from.dtype(), [&]<class T>(T*) {
     for (size_t first = 0; first < rows.size(); first += kMostParts) {
       Parts parts{};
       int64_t vectors = 0;

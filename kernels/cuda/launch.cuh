@@ -78,7 +78,7 @@ VLM_HD inline bool is_aligned(const void* p, size_t bytes) {
   return reinterpret_cast<uintptr_t>(p) % bytes == 0;
 }
 
-/// Calls `body` with a null pointer of the device's own type for `dtype`.
+/// Calls `body`, [&]<class T>(T*), with a null pointer of the device's own type for `dtype`.
 template <class Body>
 void with_type(DType dtype, const Body& body) {
   switch (dtype) {
@@ -90,13 +90,6 @@ void with_type(DType dtype, const Body& body) {
       return body(static_cast<float*>(nullptr));
   }
 }
-
-template <class T>
-struct TypeOf;
-template <class T>
-struct TypeOf<T*> {
-  using Type = T;
-};
 
 __device__ inline float warp_sum(float x) {
 #pragma unroll
@@ -130,11 +123,20 @@ __device__ inline void wait_for_earlier() {
 #endif
 }
 
+/// Lets blocks of a kernel share so many bytes, beyond 48 KB.
+template <class... Params>
+void allow_shared(std::string_view op, void (*kernel)(Params...), size_t bytes) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(bytes)),
+        op);
+}
+
 /// Queues a kernel that may start while the one before it ends, where the GPU can do that; captured
-/// into a graph as well. Throws like check_launch().
+/// into a graph as well. Its blocks may share more than 48 KB. Throws like check_launch().
 template <class... Params, class... Args>
 void launch_early(std::string_view op, void (*kernel)(Params...), dim3 grid, int threads,
                   size_t shared_bytes, Stream& stream, Args... args) {
+  if (shared_bytes > 0) allow_shared(op, kernel, shared_bytes);
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;

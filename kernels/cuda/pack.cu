@@ -599,8 +599,7 @@ void pack_rows(const PackedFormat& format, const Rules& rules, std::span<const P
 
 void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
           std::span<const PackJob> jobs, DType dtype, Stream& stream) {
-  with_type(dtype, [&](auto* rows) {
-    using T = typename TypeOf<decltype(rows)>::Type;
+  with_type(dtype, [&]<class T>(T*) {
     pack_rows<T>(format, {{rules[0], rules[1]}}, jobs, stream);
   });
   check_launch("pack");

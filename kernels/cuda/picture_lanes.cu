@@ -803,9 +803,8 @@ void launch_kernel(int number, const AttendArgs& args, const PictureLanes& pictu
   const int warps = held <= kShortChunks ? 4 : kLongWarps;
   const auto attend = warps == 4 ? kernel.attend_short : kernel.attend_long;
   const int bytes = warps * kernel.stage_bytes + held * kChunkScores;
-  check(cudaFuncSetAttribute(attend, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             std::min(kWholeMemory, most_memory(limits))),
-        "DecodeTable::attend");
+  allow_shared("DecodeTable::attend", attend,
+               static_cast<size_t>(std::min(kWholeMemory, most_memory(limits))));
   const auto threads = static_cast<unsigned>(32 * warps);
   const dim3 grid(lanes * static_cast<unsigned>(blocks), groups);
   const bool early = stream.queue().overlaps_kernels();
@@ -842,14 +841,9 @@ bool is_one_block(const SlotRun& run) {
 }  // namespace
 
 PictureLimits picture_limits() {
-  static const bool clusters = [] {
-    int device = 0;
-    int major = 0;
-    check(cudaGetDevice(&device), "DecodeTable::attend");
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-          "DecodeTable::attend");
-    return major >= 9 && KVLM_EARLY_STARTS != 0;
-  }();
+  static const bool clusters =
+      device_attribute(cudaDevAttrComputeCapabilityMajor, "DecodeTable::attend") >= 9 &&
+      KVLM_EARLY_STARTS != 0;
   return {most_shared_bytes(), clusters};
 }
 

@@ -31,9 +31,8 @@ struct Launch {
 template <class Tiles, class T>
 class TileCopier {
  public:
-  static constexpr int kChunks = Tiles::kDim / 8;  // of a row
-  static constexpr int kCopies = Tiles::kKeys * kChunks / Tiles::kThreads;
-  static_assert(Tiles::kKeys * kChunks % Tiles::kThreads == 0);
+  static constexpr int kCopies = Tiles::kKeys * Tiles::kChunks / Tiles::kThreads;
+  static_assert(Tiles::kKeys * Tiles::kChunks % Tiles::kThreads == 0);
 
   /// From the first of the tiles that lie at `tiles` one after the other.
   explicit __device__ TileCopier(const T* tiles) : from_(tiles + threadIdx.x * 8) {}
@@ -55,13 +54,13 @@ class TileCopier {
   /// Where this thread's chunk of a part lies in a tile, in bytes.
   static __device__ uint32_t place(int part) {
     constexpr uint32_t kRowBytes = 2 * Tiles::kStride;
-    if constexpr (Tiles::kThreads % kChunks == 0) {
-      constexpr uint32_t kRows = Tiles::kThreads / kChunks;  // of a part
-      return (threadIdx.x / kChunks) * kRowBytes + threadIdx.x % kChunks * 16 +
+    if constexpr (Tiles::kThreads % Tiles::kChunks == 0) {
+      constexpr uint32_t kRows = Tiles::kThreads / Tiles::kChunks;  // of a part
+      return (threadIdx.x / Tiles::kChunks) * kRowBytes + threadIdx.x % Tiles::kChunks * 16 +
              static_cast<uint32_t>(part) * kRows * kRowBytes;
     } else {
       const uint32_t chunk = static_cast<uint32_t>(part) * Tiles::kThreads + threadIdx.x;
-      return chunk / kChunks * kRowBytes + chunk % kChunks * 16;
+      return chunk / Tiles::kChunks * kRowBytes + chunk % Tiles::kChunks * 16;
     }
   }
 
@@ -162,9 +161,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks) attend_tiles(
 
 template <class Tiles, class T>
 void launch_tiles(const Launch& l, Stream& stream) {
-  check(cudaFuncSetAttribute(attend_tiles<Tiles, T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(Tiles::kSharedBytes)),
-        "attention");
+  allow_shared("attention", attend_tiles<Tiles, T>, Tiles::kSharedBytes);
   const dim3 grid(static_cast<unsigned>(l.q_heads),
                   static_cast<unsigned>(ceil_div(l.n, Tiles::kQueries)));
   attend_tiles<Tiles, T><<<grid, Tiles::kThreads, Tiles::kSharedBytes, native(stream)>>>(l);
@@ -178,7 +175,7 @@ void launch_dim(const Launch& l, Stream& stream) {
     // Twice the rows a warp halve what is read of shared memory; short prompts need the blocks.
     const int64_t blocks = ceil_div(l.n, Large::kQueries) * l.q_heads;
     const int64_t places = int64_t{Large::kBlocks} * stream.queue().multiprocessors();
-    if (blocks >= places && Large::kSharedBytes <= most_shared_bytes("attention")) {
+    if (blocks >= places && fits_shared("attention", Large::kSharedBytes)) {
       return launch_tiles<Large, T>(l, stream);
     }
   }

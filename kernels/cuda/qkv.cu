@@ -79,8 +79,7 @@ void norm_queries_and_keys(TensorView qkv, ConstTensorView q_weight, ConstTensor
   const bool grouped = width % 4 == 0 && is_aligned(qkv.data(), 8) &&
                        is_aligned(q_weight.data(), 16) && is_aligned(k_weight.data(), 16);
   const dim3 grid(static_cast<unsigned>(qkv.shape()[0]), 2);
-  with_type(qkv.dtype(), [&](auto* type) {
-    using T = typename TypeOf<decltype(type)>::Type;
+  with_type(qkv.dtype(), [&]<class T>(T*) {
     launch_early("norm_queries_and_keys", grouped ? norm_rows<T, 4> : norm_rows<T, 1>, grid,
                  kThreads, stream, reinterpret_cast<T*>(qkv.data()), q_weight.as<float>(),
                  k_weight.as<float>(), width, eps);
@@ -93,8 +92,7 @@ void rotate_queries_and_keys(TensorView qkv, ConstTensorView cos, ConstTensorVie
   const auto half = static_cast<int>(qkv.shape()[3] / 2);
   const bool grouped = half % 4 == 0 && is_aligned(qkv.data(), 8) && is_aligned(cos.data(), 16) &&
                        is_aligned(sin.data(), 16);
-  with_type(qkv.dtype(), [&](auto* type) {
-    using T = typename TypeOf<decltype(type)>::Type;
+  with_type(qkv.dtype(), [&]<class T>(T*) {
     launch_early("rotate_queries_and_keys", grouped ? rotate_rows<T, 4> : rotate_rows<T, 1>,
                  static_cast<unsigned>(qkv.shape()[0]), kThreads, stream,
                  reinterpret_cast<T*>(qkv.data()), cos.as<float>(), sin.as<float>(), heads, half);

@@ -134,8 +134,7 @@ void widen_rows(std::span<const std::byte* const> rows, DType dtype, int dim, fl
                 Stream& stream) {
   const auto* on_device = reinterpret_cast<const std::byte* const*>(
       stream.queue().upload(rows.data(), rows.size_bytes()));
-  with_type(dtype, [&](auto* type) {
-    using T = typename TypeOf<decltype(type)>::Type;
+  with_type(dtype, [&]<class T>(T*) {
     widen<T>
         <<<static_cast<unsigned>(rows.size()), kThreads, 0, native(stream)>>>(on_device, dim, out);
   });
@@ -158,8 +157,7 @@ void widen_ranges(std::span<const RowRange> ranges, DType dtype, int dim, float*
       stream.queue().upload(made.data(), made.size() * sizeof(DeviceRange)));
   const dim3 grid(static_cast<unsigned>(made.size()),
                   static_cast<unsigned>(ceil_div(most, kRangeRows)));
-  with_type(dtype, [&](auto* type) {
-    using T = typename TypeOf<decltype(type)>::Type;
+  with_type(dtype, [&]<class T>(T*) {
     widen_range<T><<<grid, kThreads, 0, native(stream)>>>(on_device, dim, out);
   });
   check_launch("widen_ranges");
@@ -181,8 +179,7 @@ void narrow_rows(std::span<std::byte* const> rows, DType dtype, int dim, const f
                  Stream& stream) {
   const auto* on_device =
       reinterpret_cast<std::byte* const*>(stream.queue().upload(rows.data(), rows.size_bytes()));
-  with_type(dtype, [&](auto* type) {
-    using T = typename TypeOf<decltype(type)>::Type;
+  with_type(dtype, [&]<class T>(T*) {
     narrow<T>
         <<<static_cast<unsigned>(rows.size()), kThreads, 0, native(stream)>>>(on_device, dim, x);
   });
@@ -215,8 +212,7 @@ void turn_rows(std::span<const TurnedRow> rows, DType dtype, std::span<const dou
       reinterpret_cast<const double*>(stream.queue().upload(waves.data(), waves.size_bytes()));
   const auto* on_device =
       reinterpret_cast<const TurnedRow*>(stream.queue().upload(rows.data(), rows.size_bytes()));
-  with_type(dtype, [&](auto* type) {
-    using T = typename TypeOf<decltype(type)>::Type;
+  with_type(dtype, [&]<class T>(T*) {
     turn<T><<<static_cast<unsigned>(rows.size()), kThreads, 0, native(stream)>>>(
         on_device, angles, static_cast<int>(waves.size() / 2));
   });

@@ -105,13 +105,9 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks)
       row_stride, tile.rows - first_row, l.head_dim, l.pairs);
 }
 
-/// launch_early() with memory beyond 48 KB.
 template <class Tiles, class T, class Out>
 void launch_tiles(SegmentLaunch<T, Out> l, const Segments& segments, Stream& stream) {
   const auto kernel = attend_segments<Tiles, T, Out>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(Tiles::kSharedBytes)),
-        "segment_attention");
   l.tiles = segments.tiles(Tiles::kQueries);
   const dim3 grid(static_cast<unsigned>(l.q_heads),
                   static_cast<unsigned>(segments.tile_count(Tiles::kQueries)));
@@ -126,7 +122,7 @@ void launch_dim(const SegmentLaunch<T, Out>& l, const Segments& segments, Stream
     const int64_t blocks = segments.tile_count(Large::kQueries) * l.q_heads;
     const bool enough = blocks >= int64_t{Large::kBlocks} * stream.queue().multiprocessors();
     const bool filled = 3 * segments.tile_count(Large::kQueries) <= 2 * segments.tile_count(64);
-    if (enough && filled && Large::kSharedBytes <= most_shared_bytes("segment_attention")) {
+    if (enough && filled && fits_shared("segment_attention", Large::kSharedBytes)) {
       return launch_tiles<Large>(l, segments, stream);
     }
   }

@@ -16,6 +16,15 @@ void check(cudaError_t status, std::string_view what);
 /// The launch that was just made has been accepted.
 inline void check_launch(std::string_view op) { check(cudaGetLastError(), op); }
 
+/// An attribute of the current GPU. Throws Error naming `op` if the driver does not say.
+inline int device_attribute(cudaDeviceAttr attribute, std::string_view op) {
+  int device = 0;
+  int value = 0;
+  check(cudaGetDevice(&device), op);
+  check(cudaDeviceGetAttribute(&value, attribute, device), op);
+  return value;
+}
+
 inline cudaStream_t native(Stream& stream) { return static_cast<cudaStream_t>(stream.native()); }
 
 /// Scratch slots of a Queue, so that no two operations that overlap in time share one.

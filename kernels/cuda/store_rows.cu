@@ -70,8 +70,7 @@ void store_rows(std::span<const RowDestination> destinations, DType dtype, Const
     }
     const dim3 grid(static_cast<unsigned>(rows),
                     static_cast<unsigned>(ceil_div(count * (head_dim / together), kThreads)));
-    with_type(dtype, [&](auto* type) {
-      using T = typename TypeOf<decltype(type)>::Type;
+    with_type(dtype, [&]<class T>(T*) {
       launch_early("store_rows", together == 4 ? store<T, 4> : store<T, 1>, grid, kThreads, stream,
                    to, x.as<float>(), heads, first, count, head_dim);
     });

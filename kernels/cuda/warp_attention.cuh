@@ -12,14 +12,6 @@ constexpr float kSlack = 8.0f;
 /// Columns that are multiplied at a time.
 constexpr int columns_at_a_time(int padded_dim) { return padded_dim > 128 ? 32 : 64; }
 
-__device__ inline void store_pair(float* to, float x, float y) {
-  *reinterpret_cast<float2*>(to) = {x, y};
-}
-template <class T>
-__device__ void store_pair(T* to, float x, float y) {
-  *reinterpret_cast<uint32_t*>(to) = Multiplier<T>::pair(x, y);
-}
-
 /// How a block divides its work: kWarps warps of kRowTiles * 16 queries each, against kKeys keys at
 /// a time. Rows of shared memory are 16 bytes longer than kDim, so that eight of them start in
 /// different banks.
@@ -41,13 +33,29 @@ struct WarpTiling {
   static constexpr int kBlocks = kDim * kRowTiles <= 64 ? 3 : 2;
 };
 
-/// Shared memory that a block may have on the current GPU.
-inline size_t most_shared_bytes(const char* op) {
-  int device = 0;
-  int bytes = 0;
-  check(cudaGetDevice(&device), op);
-  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), op);
-  return static_cast<size_t>(bytes);
+/// Whether a block may have so many bytes of shared memory on the current GPU.
+inline bool fits_shared(std::string_view op, size_t bytes) {
+  const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, op);
+  return bytes <= static_cast<size_t>(most);
+}
+
+__device__ inline void store_pair(float* to, float x, float y) {
+  *reinterpret_cast<float2*>(to) = {x, y};
+}
+template <class T>
+__device__ void store_pair(T* to, float x, float y) {
+  *reinterpret_cast<uint32_t*>(to) = Multiplier<T>::pair(x, y);
+}
+
+/// Writes two channels of a row of head_dim, from `channel` on; with `pairs` at a time.
+template <class Out>
+__device__ void store_channels(Out* row, int channel, int head_dim, bool pairs, float x, float y) {
+  if (pairs && channel < head_dim) {
+    store_pair(row + channel, x, y);
+  } else {
+    if (channel < head_dim) row[channel] = store_float<Out>(x);
+    if (channel + 1 < head_dim) row[channel + 1] = store_float<Out>(y);
+  }
 }
 
 /// What a warp keeps of its queries from tile to tile. Of the 16 rows of row tile r, lane l holds
@@ -236,16 +244,8 @@ class WarpState {
         if (row >= rows) continue;
 #pragma unroll
         for (int j = 0; j < kOutTiles; ++j) {
-          const int channel = j * 8 + warp_lane % 4 * 2;
-          const float x = out_[r][j][half * 2] * inverse;
-          const float y = out_[r][j][half * 2 + 1] * inverse;
-          Out* to = out + row * row_stride + channel;
-          if (pairs && channel < head_dim) {
-            store_pair(to, x, y);
-          } else {
-            if (channel < head_dim) to[0] = store_float<Out>(x);
-            if (channel + 1 < head_dim) to[1] = store_float<Out>(y);
-          }
+          store_channels(out + row * row_stride, j * 8 + warp_lane % 4 * 2, head_dim, pairs,
+                         out_[r][j][half * 2] * inverse, out_[r][j][half * 2 + 1] * inverse);
         }
       }
     }

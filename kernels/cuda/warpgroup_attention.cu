@@ -130,16 +130,8 @@ class WarpgroupState {
       if (row >= rows) continue;
 #pragma unroll
       for (int j = 0; j < Tiles::kDim / 8; ++j) {
-        const int channel = j * 8 + warp_lane % 4 * 2;
-        const float x = out_[j * 4 + half * 2] * inverse;
-        const float y = out_[j * 4 + half * 2 + 1] * inverse;
-        Out* to = out + row * row_stride + channel;
-        if (pairs && channel < head_dim) {
-          store_pair(to, x, y);
-        } else {
-          if (channel < head_dim) to[0] = store_float<Out>(x);
-          if (channel + 1 < head_dim) to[1] = store_float<Out>(y);
-        }
+        store_channels(out + row * row_stride, j * 8 + warp_lane % 4 * 2, head_dim, pairs,
+                       out_[j * 4 + half * 2] * inverse, out_[j * 4 + half * 2 + 1] * inverse);
       }
     }
   }
@@ -320,9 +312,6 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks)
 template <class Tiles, class T, class Out>
 void launch_tiles(SegmentLaunch<T, Out> l, const Segments& segments, Stream& stream) {
   const auto kernel = attend_segments<Tiles, T, Out>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(Tiles::kSharedBytes)),
-        "segment_attention");
   l.tiles = segments.tiles(Tiles::kQueries);
   const auto map = [&](const HeadRows<T>& rows) {
     constexpr auto kType = std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16

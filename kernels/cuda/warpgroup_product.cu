@@ -378,8 +378,6 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
 template <class T, HalfTail kTail>
 void launch(const HalfProduct& product, Stream& stream) {
   const auto kernel = half_product<T, kTail>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-        "linear");
   const int64_t rows = product.y.shape()[0];
   const auto in = static_cast<int>(product.w.shape()[1]);
   const auto out = static_cast<int>(product.w.shape()[0]);
@@ -425,8 +423,7 @@ bool fits_warpgroups(const HalfProduct& product) {
 
 void multiply_by_warpgroups(const HalfProduct& product, Stream& stream) {
   if (product.y.empty()) return;
-  const auto start = [&](auto* type) {
-    using T = typename TypeOf<decltype(type)>::Type;
+  const auto start = [&]<class T>(T*) {
     switch (product.tail) {
       case HalfTail::kNone:
         return launch<T, HalfTail::kNone>(product, stream);
