@@ -30,40 +30,11 @@ void check_rows(std::string_view op, size_t index, const KeyValueRows& rows) {
   }
 }
 
-/// What both kinds of attention ask of the shapes of their operands.
-void check_shapes(std::string_view op, ConstTensorView out, ConstTensorView q, ConstTensorView k,
-                  ConstTensorView v) {
-  check::rank(op, "q", q, 3, "(n, q_heads, head_dim)");
-  check::rank(op, "k", k, 3, "(n, kv_heads, head_dim)");
-  const int64_t q_heads = q.shape()[1];
-  const int64_t kv_heads = k.shape()[1];
-  check::shape(op, "k", k, {q.shape()[0], kv_heads, q.shape()[2]}, "(n, kv_heads, head_dim) of q");
-  check::shape(op, "v", v, k.shape(), "the shape of k");
-  check::shape(op, "out", out, q.shape(), "the shape of q");
-  if (q.elements() == 0 || k.elements() == 0) {
-    refuse("{}: q has shape {} and k {}, expected at least one number in each", op, q.shape().str(),
-           k.shape().str());
-  }
-  if (q_heads % kv_heads != 0) {
-    refuse("{}: {} query heads cannot share {} kv heads evenly", op, q_heads, kv_heads);
-  }
-}
-
-/// What they ask of all that they are given.
+/// What both kinds of attention ask of their operands.
 void check_attention(std::string_view op, ConstTensorView out, ConstTensorView q, ConstTensorView k,
                      ConstTensorView v, float scale, DType multiply, const Stream& stream) {
-  check_shapes(op, out, q, k, v);
-  check::f32(op, "q", q, stream);
-  check::f32(op, "k", k, stream);
-  check::f32(op, "v", v, stream);
-  check::f32(op, "out", out, stream);
-  check::disjoint(op, "out", out, "k", k);
-  check::disjoint(op, "out", out, "v", v);
-  if (out.data() != q.data()) check::disjoint(op, "out", out, "q", q);
-  if (!std::isfinite(scale)) refuse("{}: scale is {}, expected a finite number", op, scale);
-  if (!check::is_floating(multiply)) {
-    refuse("{}: multiply is {}, expected f32, f16 or bf16", op, dtype_name(multiply));
-  }
+  check::queries_and_keys(op, q, k, scale, multiply, stream);
+  check::values_and_outputs(op, v, out, q, k, stream);
 }
 
 void check_segments(std::string_view op, const Segments& segments, int64_t rows) {
@@ -156,12 +127,6 @@ void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, Con
     return cpu::segment_attention(out, q, k, v, segments.bounds(), scale, stream);
   }
   cuda::segment_attention(out, q, k, v, segments, scale, multiply, stream);
-}
-
-void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
-                       std::span<const int32_t> bounds, float scale, DType multiply,
-                       Stream& stream) {
-  segment_attention(out, q, k, v, Segments(bounds, stream), scale, multiply, stream);
 }
 
 namespace {

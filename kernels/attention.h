@@ -79,11 +79,6 @@ class Segments {
 void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                        const Segments& segments, float scale, DType multiply, Stream& stream);
 
-/// The same for bounds as those of Segments that nobody else needs.
-void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
-                       std::span<const int32_t> bounds, float scale, DType multiply,
-                       Stream& stream);
-
 /// The same of operands that one product made, on a GPU: what is multiplied is in their format and
 /// the scale, which is positive, is applied to the scores.
 ///

@@ -107,4 +107,35 @@ void disjoint(std::string_view op, std::string_view name_a, const ConstTensorVie
   }
 }
 
+void queries_and_keys(std::string_view op, const ConstTensorView& q, const ConstTensorView& k,
+                      float scale, DType multiply, const Stream& stream) {
+  rank(op, "q", q, 3, "(n, q_heads, head_dim)");
+  rank(op, "k", k, 3, "(n, kv_heads, head_dim)");
+  const int64_t q_heads = q.shape()[1];
+  const int64_t kv_heads = k.shape()[1];
+  shape(op, "k", k, {q.shape()[0], kv_heads, q.shape()[2]}, "(n, kv_heads, head_dim) of q");
+  if (q.elements() == 0 || k.elements() == 0) {
+    refuse("{}: q has shape {} and k {}, expected at least one number in each", op, q.shape().str(),
+           k.shape().str());
+  }
+  if (q_heads % kv_heads != 0) {
+    refuse("{}: {} query heads cannot share {} kv heads evenly", op, q_heads, kv_heads);
+  }
+  f32(op, "q", q, stream);
+  f32(op, "k", k, stream);
+  if (!std::isfinite(scale)) refuse("{}: scale is {}, expected a finite number", op, scale);
+  if (!is_floating(multiply)) {
+    refuse("{}: multiply is {}, expected f32, f16 or bf16", op, dtype_name(multiply));
+  }
+}
+
+void values_and_outputs(std::string_view op, const ConstTensorView& v, const ConstTensorView& out,
+                        const ConstTensorView& q, const ConstTensorView& k, const Stream& stream) {
+  f32(op, "v", v, k.shape(), "the shape of k", stream);
+  f32(op, "out", out, q.shape(), "the shape of q", stream);
+  disjoint(op, "out", out, "k", k);
+  disjoint(op, "out", out, "v", v);
+  if (out.data() != q.data()) disjoint(op, "out", out, "q", q);
+}
+
 }  // namespace kvlm::check

@@ -68,4 +68,13 @@ void decode_sizes(std::string_view op, int q_per_kv, int head_dim, float scale);
 void disjoint(std::string_view op, std::string_view name_a, const ConstTensorView& a,
               std::string_view name_b, const ConstTensorView& b);
 
+/// Of attention: `q` (n, q_heads, head_dim) and `k` (n, kv_heads, head_dim) are f32 and not empty,
+/// query heads can share KV heads, `scale` is finite and `multiply` a type that is multiplied.
+void queries_and_keys(std::string_view op, const ConstTensorView& q, const ConstTensorView& k,
+                      float scale, DType multiply, const Stream& stream);
+
+/// Then `v` is as `k`, and `out` as `q`, which may be in the same place.
+void values_and_outputs(std::string_view op, const ConstTensorView& v, const ConstTensorView& out,
+                        const ConstTensorView& q, const ConstTensorView& k, const Stream& stream);
+
 }  // namespace kvlm::check

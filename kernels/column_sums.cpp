@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string_view>
 
 #include "kernels/base/error.h"
 #include "kernels/check.h"
@@ -35,7 +34,7 @@ int64_t check_past(std::span<const KeyValueRows> past, int64_t kv_heads) {
     int64_t rows = 0;
     for (size_t i = head * runs; i < (head + 1) * runs; ++i) {
       const KeyValueRows& run = past[i];
-      if (run.dtype != DType::kF32 && run.dtype != DType::kF16 && run.dtype != DType::kBF16) {
+      if (!check::is_floating(run.dtype)) {
         refuse("run {} of past rows holds {}, expected f32, f16 or bf16", i, dtype_name(run.dtype));
       }
       if (run.rows < 0 || (run.rows > 0 && run.keys == nullptr)) {
@@ -55,25 +54,10 @@ int64_t check_past(std::span<const KeyValueRows> past, int64_t kv_heads) {
 int64_t check_operands(ConstTensorView q, ConstTensorView k, std::span<const KeyValueRows> past,
                        std::span<const double> small_entries, SummedRows rows, float scale,
                        DType multiply, const Stream& stream) {
-  constexpr std::string_view kOp = "column_sums";
-  check::rank(kOp, "q", q, 3, "(n, q_heads, head_dim)");
-  check::rank(kOp, "k", k, 3, "(n, kv_heads, head_dim)");
+  check::queries_and_keys("column_sums", q, k, scale, multiply, stream);
   const int64_t n = q.shape()[0];
   const int64_t q_heads = q.shape()[1];
-  const int64_t kv_heads = k.shape()[1];
-  check::shape(kOp, "k", k, {n, kv_heads, q.shape()[2]}, "(n, kv_heads, head_dim) of q");
-  if (q.elements() == 0 || k.elements() == 0) {
-    refuse("q has shape {} and k {}, expected at least one number in each", q.shape().str(),
-           k.shape().str());
-  }
-  if (q_heads % kv_heads != 0) {
-    refuse("{} query heads cannot share {} kv heads evenly", q_heads, kv_heads);
-  }
-  check::activation(kOp, "q", q);
-  check::dtype(kOp, "k", k, q.dtype());
-  check::on_stream(kOp, "q", q, stream);
-  check::on_stream(kOp, "k", k, stream);
-  const int64_t columns = check_past(past, kv_heads) + n;
+  const int64_t columns = check_past(past, k.shape()[1]) + n;
   if (!small_entries.empty() && small_entries.size() != static_cast<size_t>(q_heads)) {
     refuse("small_entries has {} entries, expected none or {}, the query heads",
            small_entries.size(), q_heads);
@@ -84,27 +68,10 @@ int64_t check_operands(ConstTensorView q, ConstTensorView k, std::span<const Key
   if (!(rows.newest_weight >= 0) || !std::isfinite(rows.newest_weight)) {
     refuse("the newest row weighs {}, expected a finite number of at least 0", rows.newest_weight);
   }
-  if (multiply != DType::kF32 && multiply != DType::kF16 && multiply != DType::kBF16) {
-    refuse("multiply is {}, expected f32, f16 or bf16", dtype_name(multiply));
-  }
-  if (!std::isfinite(scale)) refuse("scale is {}, expected a finite number", scale);
   return columns;
 }
 
-/// What attention() asks beside that.
-void check_attended(ConstTensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
-                    std::span<const KeyValueRows> past, const Stream& stream) {
-  constexpr std::string_view kOp = "attend_and_sum";
-  check::shape(kOp, "v", v, k.shape(), "the shape of k");
-  check::shape(kOp, "out", out, q.shape(), "the shape of q");
-  check::dtype(kOp, "q", q, DType::kF32);
-  check::dtype(kOp, "v", v, DType::kF32);
-  check::dtype(kOp, "out", out, DType::kF32);
-  check::on_stream(kOp, "v", v, stream);
-  check::on_stream(kOp, "out", out, stream);
-  check::disjoint(kOp, "out", out, "k", k);
-  check::disjoint(kOp, "out", out, "v", v);
-  if (out.data() != q.data()) check::disjoint(kOp, "out", out, "q", q);
+void check_values(std::span<const KeyValueRows> past) {
   for (size_t i = 0; i < past.size(); ++i) {
     if (past[i].rows > 0 && past[i].values == nullptr) {
       refuse("run {} states {} past rows but not where their values are", i, past[i].rows);
@@ -139,7 +106,8 @@ void attend_and_sum(const QueuedSums& result, TensorView out, ConstTensorView q,
   constexpr bool kCausal = true;
   check_result(result,
                check_operands(q, k, past, result.small_entries, rows, scale, multiply, stream));
-  check_attended(out, q, k, v, past, stream);
+  check::values_and_outputs("attend_and_sum", v, out, q, k, stream);
+  check_values(past);
   const bool alike = rows.first == 0 && rows.newest_weight == 1 && result.small_entries.empty();
   if (!alike || multiply == DType::kF32 || stream.device().kind != DeviceKind::kCuda) {
     // In this order: attention may write where the queries are.

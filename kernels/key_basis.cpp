@@ -1,10 +1,8 @@
 #include "kernels/key_basis.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
-#include "kernels/base/error.h"
+#include "kernels/check.h"
 #include "kernels/cpu/key_basis.h"
 #include "kernels/cuda/key_basis.h"
 
@@ -21,10 +19,10 @@ void check_basis(const KeyBasis& basis, BasisChange change) {
   const size_t elements = basis.matrix[static_cast<size_t>(change)].size();
   if (basis.dim < 1 || basis.dim > kMaxDim || basis.first < 0 ||
       (elements != 0 && elements != n * n)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("change_basis: {} channels, those from {} on by a matrix of {} "
-                            "numbers; expected 1 to {} channels and a square matrix",
-                            basis.dim, basis.first, elements, kMaxDim));
+    check::refuse(
+        "change_basis: {} channels, those from {} on by a matrix of {} numbers; expected 1 to {} "
+        "channels and a square matrix",
+        basis.dim, basis.first, elements, kMaxDim);
   }
 }
 
@@ -46,10 +44,10 @@ void channel_ends(std::span<const float* const> x, int rows, int dim, std::span<
                   std::span<float> high, Stream& stream) {
   const size_t expected = x.size() * static_cast<size_t>(std::max(dim, 0));
   if (rows < 1 || dim < 1 || low.size() != expected || high.size() != expected) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("channel_ends: {} arrays of {} rows of {} channels into {} and {} "
-                            "numbers, expected rows and {} numbers each",
-                            x.size(), rows, dim, low.size(), high.size(), expected));
+    check::refuse(
+        "channel_ends: {} arrays of {} rows of {} channels into {} and {} numbers, expected rows "
+        "and {} numbers each",
+        x.size(), rows, dim, low.size(), high.size(), expected);
   }
   if (stream.device().kind == DeviceKind::kCuda) {
     return cuda::channel_ends(x, rows, dim, low, high, stream);

@@ -67,7 +67,6 @@ class BasisBatch {
   explicit BasisBatch(Device device);
   ~BasisBatch();
   BasisBatch(BasisBatch&&) noexcept;
-  BasisBatch& operator=(BasisBatch&&) noexcept;
 
   /// Takes jobs whose rows are counted from `from`. Throws like change_basis().
   void describe(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,

@@ -19,17 +19,13 @@ void check_rotate(TensorView x, ConstTensorView cos, ConstTensorView sin, Stream
   check::f32(kOp, "sin", sin, stream);
   if (2 * cos.shape()[1] > x.shape()[2]) {
     check::refuse(
-        "rotate: {} angles per row rotate {} channels, but a head of x has {}; "
-        "give at most head_dim / 2 angles",
+        "rotate: {} angles per row rotate {} channels, but a head of x has {}; give at most "
+        "head_dim / 2 angles",
         cos.shape()[1], 2 * cos.shape()[1], x.shape()[2]);
   }
 }
 
 }  // namespace
-
-void rotate(TensorView x, ConstTensorView cos, ConstTensorView sin, Stream& stream) {
-  rotate(std::span(&x, 1), cos, sin, stream);
-}
 
 void rotate(std::span<const TensorView> xs, ConstTensorView cos, ConstTensorView sin,
             Stream& stream) {

@@ -10,10 +10,8 @@ void store_rows(std::span<const RowDestination> destinations, DType dtype, Const
                 Stream& stream) {
   constexpr std::string_view kOp = "store_rows";
   check::rank(kOp, "x", x, 3, "(rows, heads, head_dim)");
-  check::shape(kOp, "x", x, {x.shape()[0], static_cast<int64_t>(destinations.size()), x.shape()[2]},
-               "one destination per head");
-  check::activation(kOp, "x", x);
-  check::on_stream(kOp, "x", x, stream);
+  check::f32(kOp, "x", x, {x.shape()[0], static_cast<int64_t>(destinations.size()), x.shape()[2]},
+             "one destination per head", stream);
   if (check::on_gpu(stream)) return cuda::store_rows(destinations, dtype, x, stream);
   cpu::store_rows(destinations, dtype, x, stream);
 }

@@ -14,8 +14,6 @@ class Recording {
  public:
   Recording();
   ~Recording();
-  Recording(Recording&&) noexcept;
-  Recording& operator=(Recording&&) noexcept;
 
   /// Calls `body`, which gives work to `stream`; none of it runs before run(). Nothing may be
   /// allocated, copied from or to the host or waited for meanwhile. False if the GPU has no memory

@@ -306,7 +306,6 @@ struct BasisBatch::State {
 BasisBatch::BasisBatch(Device device) : state_(std::make_unique<State>(device)) {}
 BasisBatch::~BasisBatch() = default;
 BasisBatch::BasisBatch(BasisBatch&&) noexcept = default;
-BasisBatch& BasisBatch::operator=(BasisBatch&&) noexcept = default;
 
 void BasisBatch::describe(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
                           const float* from, Stream& stream) {

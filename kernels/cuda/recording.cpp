@@ -34,8 +34,6 @@ struct Recording::State {
 
 Recording::Recording() : state_(std::make_unique<State>()) {}
 Recording::~Recording() = default;
-Recording::Recording(Recording&&) noexcept = default;
-Recording& Recording::operator=(Recording&&) noexcept = default;
 
 bool Recording::make(Stream& stream, const std::function<void()>& body) {
   if (stream.device().kind != DeviceKind::kCuda) {

@@ -226,7 +226,6 @@ struct BasisBatch::State {};
 BasisBatch::BasisBatch(Device) { cuda::refuse("BasisBatch"); }
 BasisBatch::~BasisBatch() = default;
 BasisBatch::BasisBatch(BasisBatch&&) noexcept = default;
-BasisBatch& BasisBatch::operator=(BasisBatch&&) noexcept = default;
 void BasisBatch::describe(const KeyBasis&, BasisChange, std::span<const BasisJob>, const float*,
                           Stream&) {
   cuda::refuse("BasisBatch");
@@ -272,8 +271,6 @@ struct Recording::State {};
 
 Recording::Recording() = default;
 Recording::~Recording() = default;
-Recording::Recording(Recording&&) noexcept = default;
-Recording& Recording::operator=(Recording&&) noexcept = default;
 
 bool Recording::make(Stream&, const std::function<void()>&) { cuda::refuse("Recording"); }
 bool Recording::fits(Stream&) const noexcept { return false; }

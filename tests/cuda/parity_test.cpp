@@ -2,6 +2,7 @@
 // GPU each test skips and says why.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -454,8 +455,8 @@ TEST_F(Cuda, Rotate) {
       const Tensor sin = normal_tensor(DType::kF32, {5, half}, 12);
       const Tensor gpu_cos = on_gpu(cos);
       const Tensor gpu_sin = on_gpu(sin);
-      rotate(x, cos, sin, cpu_);
-      rotate(gpu_x, gpu_cos, gpu_sin, *gpu_);
+      rotate(std::array{TensorView(x)}, cos, sin, cpu_);
+      rotate(std::array{TensorView(gpu_x)}, gpu_cos, gpu_sin, *gpu_);
       EXPECT_LE(error(gpu_x, x), 1e-7);
     }
   }
@@ -473,7 +474,7 @@ TEST_F(Cuda, RotateTakesAList) {
       const Tensor x = normal_tensor(DType::kF32, {5, heads, head_dim}, 10);
       alone.push_back(on_gpu(x));
       together.push_back(on_gpu(x));
-      rotate(alone.back(), cos, sin, *gpu_);
+      rotate(std::array{TensorView(alone.back())}, cos, sin, *gpu_);
     }
     for (Tensor& x : together) list.emplace_back(x);
     rotate(list, cos, sin, *gpu_);

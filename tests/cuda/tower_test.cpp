@@ -77,7 +77,7 @@ TEST_F(SegmentsOnGpu, AttendAsOnTheCpu) {
       const Tensor v = normal_tensor(DType::kF32, shape, 3);
       const float scale = 1 / std::sqrt(static_cast<float>(head_dim));
       Tensor expected(DType::kF32, shape);
-      segment_attention(expected, q, k, v, bounds, scale, DType::kF32, cpu_);
+      segment_attention(expected, q, k, v, Segments(bounds, cpu_), scale, DType::kF32, cpu_);
       const Segments segments(bounds, *gpu_);
       for (const DType multiply : {DType::kF32, DType::kF16, DType::kBF16}) {
         Tensor out = poison(DType::kF32, shape);
@@ -110,7 +110,8 @@ TEST_F(SegmentsOnGpu, AttendToWhatOneProductMade) {
         }
         const float scale = 1 / std::sqrt(static_cast<float>(head_dim));
         Tensor expected(DType::kF32, shape);
-        segment_attention(expected, parts[0], parts[1], parts[2], bounds, scale, DType::kF32, cpu_);
+        segment_attention(expected, parts[0], parts[1], parts[2], Segments(bounds, cpu_), scale,
+                          DType::kF32, cpu_);
         Tensor out = poison(dtype, shape);
         segment_attention(out, on_gpu(qkv), Segments(bounds, *gpu_), scale, *gpu_);
         EXPECT_LE(error(out, expected), tolerance(dtype))
@@ -176,9 +177,9 @@ TEST_F(SegmentsOnGpu, MayOverwriteTheirQueries) {
   const Tensor v = on_gpu(normal_tensor(DType::kF32, shape, 8));
   for (const DType multiply : {DType::kF32, DType::kBF16}) {
     Tensor apart(DType::kF32, shape, kGpu);
-    segment_attention(apart, on_gpu(q), k, v, bounds, 0.1f, multiply, *gpu_);
+    segment_attention(apart, on_gpu(q), k, v, Segments(bounds, *gpu_), 0.1f, multiply, *gpu_);
     Tensor in_place = on_gpu(q);
-    segment_attention(in_place, in_place, k, v, bounds, 0.1f, multiply, *gpu_);
+    segment_attention(in_place, in_place, k, v, Segments(bounds, *gpu_), 0.1f, multiply, *gpu_);
     EXPECT_EQ(error(in_place, on_host(apart)), 0);
   }
 }

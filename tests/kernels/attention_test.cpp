@@ -640,11 +640,12 @@ TEST(SegmentAttention, MakesOfASegmentWhatAttentionMakesOfItAlone) {
         ThreadPool pool(threads);
         Stream stream(pool);
         std::vector<float> out(count);
-        segment_attention(view(out), view(q), view(k), view(v), bounds, 0.3f, DType::kF32, stream);
+        segment_attention(view(out), view(q), view(k), view(v), Segments(bounds, stream), 0.3f,
+                          DType::kF32, stream);
         EXPECT_EQ(out, expected) << "head_dim " << head_dim << ", " << n << " rows";
         std::vector<float> in_place = q;
-        segment_attention(view(in_place), view(in_place), view(k), view(v), bounds, 0.3f,
-                          DType::kF32, stream);
+        segment_attention(view(in_place), view(in_place), view(k), view(v),
+                          Segments(bounds, stream), 0.3f, DType::kF32, stream);
         EXPECT_EQ(in_place, expected) << "in place";
       }
     }
@@ -660,8 +661,8 @@ TEST(SegmentAttention, RefusesBoundsThatDoNotCutTheRows) {
   const ConstTensorView view(data.data(), DType::kF32, shape);
   const auto refusal = [&](const std::vector<int32_t>& bounds) {
     try {
-      segment_attention(TensorView(result.data(), DType::kF32, shape), view, view, view, bounds, 1,
-                        DType::kF32, stream);
+      segment_attention(TensorView(result.data(), DType::kF32, shape), view, view, view,
+                        Segments(bounds, stream), 1, DType::kF32, stream);
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
       return std::string(e.what());

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "tests/kernels/values.h"
 
 namespace kvlm {
@@ -26,7 +28,7 @@ TEST(Rotate, EqualsTheReference) {
         const auto want = reference::rotate(
             values_of(x.view()), values_of(cos), values_of(sin), static_cast<size_t>(rows), 7,
             static_cast<size_t>(head_dim), static_cast<size_t>(half));
-        rotate(x, cos, sin, stream);
+        rotate(std::array{TensorView(x)}, cos, sin, stream);
         EXPECT_LT(normalised_error(values_of(x.view()), want), 2e-7)
             << head_dim << " half " << half << " rows " << rows;
       }
@@ -39,7 +41,8 @@ TEST(Rotate, LeavesTheChannelsBeyondTheRotaryOnes) {
   Stream stream(pool);
   Tensor x = normal_tensor(DType::kF32, {1, 2, 80}, 4);
   const auto before = values_of(x.view());
-  rotate(x, normal_tensor(DType::kF32, {1, 16}, 5), normal_tensor(DType::kF32, {1, 16}, 6), stream);
+  rotate(std::array{TensorView(x)}, normal_tensor(DType::kF32, {1, 16}, 5),
+         normal_tensor(DType::kF32, {1, 16}, 6), stream);
   const auto after = values_of(x.view());
   for (size_t i = 0; i < 160; ++i) {
     if (i % 80 >= 32) {
@@ -56,7 +59,7 @@ TEST(Rotate, SaysWhatDoesNotFit) {
   Tensor x = normal_tensor(DType::kF32, {2, 3, 8}, 1);
   const auto refused = [&](const Shape& cos, const Shape& sin) {
     return message_of(ErrorCode::kInvalidArgument, [&] {
-      rotate(x, Tensor(DType::kF32, cos), Tensor(DType::kF32, sin), stream);
+      rotate(std::array{TensorView(x)}, Tensor(DType::kF32, cos), Tensor(DType::kF32, sin), stream);
     });
   };
   EXPECT_THAT(refused({2, 5}, {2, 5}), HasSubstr("rotate 10 channels, but a head of x has 8"));

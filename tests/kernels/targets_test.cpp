@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <hwy/targets.h>
 
+#include <array>
 #include <bit>
 #include <numeric>
 
@@ -107,7 +108,7 @@ TEST_P(EveryTarget, NormsAndRotationEqualTheReference) {
   const Tensor sin = normal_tensor(DType::kF32, {4, 23}, 9);
   const auto want =
       reference::rotate(values_of(heads), values_of(cos), values_of(sin), 4, 3, 48, 23);
-  rotate(heads, cos, sin, stream_);
+  rotate(std::array{TensorView(heads)}, cos, sin, stream_);
   EXPECT_LT(normalised_error(values_of(heads), want), 1e-6);
 }
 
