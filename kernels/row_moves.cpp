@@ -1,5 +1,6 @@
 #include "kernels/row_moves.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -11,11 +12,11 @@ namespace kvlm {
 
 namespace {
 
-void check_rows(const char* op, DType dtype, int dim, bool has_floats) {
-  if (!check::is_floating(dtype) || dim < 1 || !has_floats) {
+void check_rows(const char* op, DType dtype, int dim, bool has_memory) {
+  if (!check::is_floating(dtype) || dim < 1 || !has_memory) {
     check::refuse(
-        "{}: rows of {} numbers of {}, expected f32, f16 or bf16 and memory for the floats", op,
-        dim, dtype_name(dtype));
+        "{}: rows of {} numbers of {}, expected f32, f16 or bf16 and memory for what they become",
+        op, dim, dtype_name(dtype));
   }
 }
 
@@ -29,12 +30,19 @@ void widen_rows(std::span<const std::byte* const> rows, DType dtype, int dim, fl
   cpu::widen_rows(rows, dtype, dim, out, stream);
 }
 
-void widen_ranges(std::span<const RowRange> ranges, DType dtype, int dim, float* out,
-                  Stream& stream) {
-  if (ranges.empty()) return;
-  check_rows("widen_ranges", dtype, dim, out != nullptr);
-  if (check::on_gpu(stream)) return cuda::widen_ranges(ranges, dtype, dim, out, stream);
-  cpu::widen_ranges(ranges, dtype, dim, out, stream);
+void gather_listed(std::span<const ListedRows> lists, DType dtype, int dim, DType to,
+                   Stream& stream) {
+  if (lists.empty()) return;
+  const bool placed = std::all_of(lists.begin(), lists.end(), [](const ListedRows& list) {
+    return list.numbers.empty() || (list.from != nullptr && list.to != nullptr);
+  });
+  check_rows("gather_listed", dtype, dim, placed);
+  if (to != dtype && to != DType::kF32) {
+    check::refuse("gather_listed: rows of {} become {}, expected {} or f32", dtype_name(dtype),
+                  dtype_name(to), dtype_name(dtype));
+  }
+  if (check::on_gpu(stream)) return cuda::gather_listed(lists, dtype, dim, to, stream);
+  cpu::gather_listed(lists, dtype, dim, to, stream);
 }
 
 void copy_ranges(std::span<const ByteRange> ranges, Stream& stream) {

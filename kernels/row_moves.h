@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "kernels/base/device.h"
@@ -17,15 +18,23 @@ namespace kvlm {
 void widen_rows(std::span<const std::byte* const> rows, DType dtype, int dim, float* out,
                 Stream& stream);
 
-/// Rows that lie side by side.
-struct RowRange {
-  const std::byte* from = nullptr;  ///< (rows, dim)
-  int rows = 0;
+/// Rows of an array by their numbers, none of which is negative.
+struct ListedRows {
+  const std::byte* from = nullptr;  ///< (..., dim) the array
+  std::byte* to = nullptr;          ///< (numbers, dim)
+  std::span<const int32_t> numbers;
 };
 
-/// widen_rows() of the rows of every range, one after the other.
-void widen_ranges(std::span<const RowRange> ranges, DType dtype, int dim, float* out,
-                  Stream& stream);
+/// to[i,:] = from[numbers[i],:] of every list. Lists of the same numbers next to each other are
+/// sent to a GPU once.
+///
+///   dtype  of the arrays: f32 | f16 | bf16
+///   to     of what they become: the same, or f32
+///
+/// All on the stream's device. Asynchronous on CUDA. Throws Error{kInvalidArgument} for a list
+/// without memory and for other types.
+void gather_listed(std::span<const ListedRows> lists, DType dtype, int dim, DType to,
+                   Stream& stream);
 
 /// Bytes and where they go.
 struct ByteRange {

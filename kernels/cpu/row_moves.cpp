@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cstring>
-#include <vector>
 
 #include "kernels/cpu/blocks.h"
 #include "kernels/cpu/elementwise.h"
@@ -20,19 +19,24 @@ void widen_rows(std::span<const std::byte* const> rows, DType dtype, int dim, fl
   });
 }
 
-void widen_ranges(std::span<const RowRange> ranges, DType dtype, int dim, float* out,
-                  Stream& stream) {
+void gather_listed(std::span<const ListedRows> lists, DType dtype, int dim, DType to,
+                   Stream& stream) {
   const auto width = static_cast<size_t>(dim);
-  std::vector<size_t> first;
   size_t rows = 0;
-  for (const RowRange& range : ranges) {
-    first.push_back(rows);
-    rows += static_cast<size_t>(range.rows);
-  }
-  for_blocks(stream, ranges.size(), rows / ranges.size() * width, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      convert_elements(reinterpret_cast<std::byte*>(out + first[i] * width), DType::kF32,
-                       ranges[i].from, dtype, static_cast<size_t>(ranges[i].rows) * width);
+  for (const ListedRows& list : lists) rows += list.numbers.size();
+  for_blocks(stream, lists.size(), rows / lists.size() * width, [&](size_t begin, size_t end) {
+    for (const ListedRows& list : lists.subspan(begin, end - begin)) {
+      const std::span<const int32_t> numbers = list.numbers;
+      std::byte* out = list.to;
+      for (size_t first = 0, next = 0; first < numbers.size(); first = next) {
+        for (next = first + 1; next < numbers.size() && numbers[next] == numbers[next - 1] + 1;) {
+          ++next;
+        }
+        const auto number = static_cast<size_t>(numbers[first]);
+        convert_elements(out, to, list.from + number * width * dtype_bytes(dtype), dtype,
+                         (next - first) * width);
+        out += (next - first) * width * dtype_bytes(to);
+      }
     }
   });
 }

@@ -140,7 +140,8 @@ bool lies_alike(const TableLane& lane, const std::array<RowWindow, 2>& windows) 
 
 /// The counters of the rows that a lane gains behind `fixed_slots`, none of them yet.
 DeviceTail tail_of(const GrowingRows& gained, int fixed_slots, bool placed) {
-  DeviceTail tail{gained};
+  DeviceTail tail{};
+  static_cast<GrowingRows&>(tail) = gained;
   tail.placed = placed;
   tail.vacated = -1;
   tail.fixed_slots = fixed_slots;

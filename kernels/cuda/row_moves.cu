@@ -1,12 +1,14 @@
 #include <algorithm>
+#include <array>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/cuda/close_gap.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_moves.h"
 
-// Rows on their way: widened and narrowed one by one, widened and copied in ranges, moved towards a
-// gap in a ring, rotated. Who goes where is a list that the host uploads.
+// Rows on their way: widened and narrowed one by one, gathered by their numbers, copied in ranges,
+// moved towards a gap in a ring, rotated. Who goes where is a list that the host uploads.
 namespace kvlm::cuda {
 
 namespace {
@@ -21,42 +23,76 @@ __global__ void widen(const std::byte* const* rows, int dim, float* out) {
   for (int i = static_cast<int>(threadIdx.x); i < dim; i += kThreads) to[i] = load_float(row[i]);
 }
 
-/// Rows that lie side by side, and which rows of the floats they become.
-struct DeviceRange {
+/// ListedRows, whose numbers lie among those of all.
+struct DeviceList {
   const std::byte* from;
-  int rows;
+  std::byte* to;
   int first;
+  int rows;
 };
 
-constexpr int kRangeRows = 16;  // of a block
+constexpr int kListedRows = 32;  // of a block
 
-/// Block (range, rows).
-template <class T>
-__global__ void widen_range(const DeviceRange* ranges, int dim, float* out) {
-  const DeviceRange range = ranges[blockIdx.x];
-  const int first = static_cast<int>(blockIdx.y) * kRangeRows;
-  const int count = min(kRangeRows, range.rows - first) * dim;
-  const T* from = reinterpret_cast<const T*>(range.from) + static_cast<int64_t>(first) * dim;
-  float* to = out + static_cast<int64_t>(range.first + first) * dim;
-  constexpr int kTogether = sizeof(int4) / sizeof(T);
-  const auto both = reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(out);
-  const bool whole = dim % kTogether == 0 && both % sizeof(int4) == 0;
-  if (!whole) {
-    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
-      to[i] = load_float(from[i]);
-    }
-    return;
-  }
-  for (int i = static_cast<int>(threadIdx.x) * kTogether; i < count; i += kThreads * kTogether) {
-    alignas(int4) T x[kTogether];
-    *reinterpret_cast<int4*>(x) = *reinterpret_cast<const int4*>(from + i);
+/// Numbers that lie together: 16 bytes of what is read, or one.
+template <int kTogether, class T, class Out>
+__device__ void move_group(const T* from, Out* to) {
+  if constexpr (kTogether == 1) {
+    to[0] = store_float<Out>(load_float(from[0]));
+  } else if constexpr (std::is_same_v<T, Out>) {
+    *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(from);
+  } else {
+    float x[kTogether];
+    load_group<kTogether>(from, x);
 #pragma unroll
-    for (int j = 0; j < kTogether; j += 4) {
-      *reinterpret_cast<float4*>(to + i + j) = {load_float(x[j]), load_float(x[j + 1]),
-                                                load_float(x[j + 2]), load_float(x[j + 3])};
+    for (int i = 0; i < kTogether; i += 4) {
+      *reinterpret_cast<float4*>(to + i) = {x[i], x[i + 1], x[i + 2], x[i + 3]};
     }
   }
 }
+
+/// Block (list, rows).
+template <int kTogether, class T, class Out>
+__global__ void __launch_bounds__(kThreads)
+    gather_list(const DeviceList* lists, const int32_t* numbers, int dim) {
+  __shared__ int32_t read[kListedRows];
+  const DeviceList list = lists[blockIdx.x];
+  const int begin = static_cast<int>(blockIdx.y) * kListedRows;
+  const int rows = min(kListedRows, list.rows - begin);
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread < rows) read[thread] = numbers[list.first + begin + thread];
+  __syncthreads();
+  const T* from = reinterpret_cast<const T*>(list.from);
+  Out* to = reinterpret_cast<Out*>(list.to) + static_cast<int64_t>(begin) * dim;
+  const int groups = dim / kTogether;
+  for (int i = thread; i < rows * groups; i += kThreads) {
+    const int row = i / groups;
+    const int channel = i % groups * kTogether;
+    move_group<kTogether>(from + static_cast<int64_t>(read[row]) * dim + channel,
+                          to + static_cast<int64_t>(row) * dim + channel);
+  }
+}
+
+/// Lists on their way to a GPU.
+struct SentLists {
+  std::vector<DeviceList> lists;
+  std::vector<int32_t> numbers;
+  size_t most = 0;      // rows of one
+  bool aligned = true;  // all memory is to 16 bytes
+
+  void add(const ListedRows& list) {
+    const bool same = last.data() == list.numbers.data() && last.size() == list.numbers.size();
+    last = list.numbers;
+    if (!same) numbers.insert(numbers.end(), last.begin(), last.end());
+    lists.push_back({list.from, list.to, static_cast<int>(numbers.size() - last.size()),
+                     static_cast<int>(last.size())});
+    most = std::max(most, last.size());
+    const auto all = reinterpret_cast<uintptr_t>(list.from) | reinterpret_cast<uintptr_t>(list.to);
+    aligned = aligned && all % sizeof(int4) == 0;
+  }
+
+ private:
+  std::span<const int32_t> last;
+};
 
 constexpr int kCopied = 16 * 1024;  // bytes of a block
 
@@ -141,26 +177,34 @@ void widen_rows(std::span<const std::byte* const> rows, DType dtype, int dim, fl
   check_launch("widen_rows");
 }
 
-void widen_ranges(std::span<const RowRange> ranges, DType dtype, int dim, float* out,
-                  Stream& stream) {
-  static thread_local std::vector<DeviceRange> made;
-  made.clear();
-  int rows = 0;
-  int most = 0;
-  for (const RowRange& range : ranges) {
-    made.push_back({range.from, range.rows, rows});
-    rows += range.rows;
-    most = std::max(most, range.rows);
-  }
-  if (most == 0) return;
-  const auto* on_device = reinterpret_cast<const DeviceRange*>(
-      stream.queue().upload(made.data(), made.size() * sizeof(DeviceRange)));
-  const dim3 grid(static_cast<unsigned>(made.size()),
-                  static_cast<unsigned>(ceil_div(most, kRangeRows)));
+void gather_listed(std::span<const ListedRows> lists, DType dtype, int dim, DType to,
+                   Stream& stream) {
+  SentLists sent;
+  sent.lists.reserve(lists.size());
+  for (const ListedRows& list : lists) sent.add(list);
+  if (sent.most == 0) return;
+  const size_t bytes = sent.lists.size() * sizeof(DeviceList);
+  const std::array<UploadRange, 2> ranges{
+      UploadRange{sent.lists.data(), bytes, 0},
+      UploadRange{sent.numbers.data(), sent.numbers.size() * sizeof(int32_t), bytes}};
+  const std::byte* base = stream.queue().upload_ranges(ranges, bytes + ranges[1].bytes);
+  const dim3 grid(static_cast<unsigned>(lists.size()),
+                  static_cast<unsigned>(ceil_div(static_cast<int64_t>(sent.most), kListedRows)));
   with_type(dtype, [&]<class T>(T*) {
-    widen_range<T><<<grid, kThreads, 0, native(stream)>>>(on_device, dim, out);
+    constexpr int kTogether = sizeof(int4) / sizeof(T);
+    const auto launch = [&](auto one, auto together) {
+      const auto kernel = sent.aligned && dim % kTogether == 0 ? together : one;
+      kernel<<<grid, kThreads, 0, native(stream)>>>(reinterpret_cast<const DeviceList*>(base),
+                                                    reinterpret_cast<const int32_t*>(base + bytes),
+                                                    dim);
+    };
+    if (to == dtype) {
+      launch(gather_list<1, T, T>, gather_list<kTogether, T, T>);
+    } else {
+      launch(gather_list<1, T, float>, gather_list<kTogether, T, float>);
+    }
   });
-  check_launch("widen_ranges");
+  check_launch("gather_listed");
 }
 
 void copy_ranges(std::span<const ByteRange> ranges, Stream& stream) {

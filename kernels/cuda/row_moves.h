@@ -7,8 +7,8 @@ namespace kvlm::cuda {
 /// The operations of kernels/row_moves.h on checked arguments.
 void widen_rows(std::span<const std::byte* const> rows, DType dtype, int dim, float* out,
                 Stream& stream);
-void widen_ranges(std::span<const RowRange> ranges, DType dtype, int dim, float* out,
-                  Stream& stream);
+void gather_listed(std::span<const ListedRows> lists, DType dtype, int dim, DType to,
+                   Stream& stream);
 void copy_ranges(std::span<const ByteRange> ranges, Stream& stream);
 void narrow_rows(std::span<std::byte* const> rows, DType dtype, int dim, const float* x,
                  Stream& stream);

@@ -174,8 +174,8 @@ void widen_rows(std::span<const std::byte* const>, DType, int, float*, Stream&) 
   refuse("widen_rows");
 }
 
-void widen_ranges(std::span<const RowRange>, DType, int, float*, Stream&) {
-  refuse("widen_ranges");
+void gather_listed(std::span<const ListedRows>, DType, int, DType, Stream&) {
+  refuse("gather_listed");
 }
 
 void copy_ranges(std::span<const ByteRange>, Stream&) { refuse("copy_ranges"); }

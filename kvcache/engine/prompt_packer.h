@@ -23,11 +23,6 @@ class KeptSlots {
   const std::vector<int32_t>& operator[](size_t head) const {
     return lists_[lists_.size() > 1 ? head : 0];
   }
-  /// Whether a KV head keeps what the one before it does. Then as many rows of it are packed, which
-  /// follows from their number.
-  bool is_like_last(size_t head) const {
-    return head > 0 && (lists_.size() == 1 || lists_[head] == lists_[head - 1]);
-  }
 
  private:
   std::vector<std::vector<int32_t>> lists_;

@@ -19,17 +19,6 @@ const std::vector<int32_t>& slots_of(const LayerSelection& selection, size_t hea
   return selection.slots[selection.slots.size() > 1 ? head : 0];
 }
 
-/// The ranges that ascending rows make up.
-void find_ranges(std::span<const int32_t> rows, std::vector<RowSpan>& ranges) {
-  ranges.clear();
-  for (size_t begin = 0; begin < rows.size();) {
-    size_t end = begin + 1;
-    while (end < rows.size() && rows[end] == rows[end - 1] + 1) ++end;
-    ranges.push_back({static_cast<size_t>(rows[begin]), static_cast<int>(end - begin)});
-    begin = end;
-  }
-}
-
 }  // namespace
 
 PromptStage::PromptStage(const CacheTraits& traits, const Placement& placement,
@@ -138,25 +127,28 @@ StoredSides PromptStage::stored_sides(const Sequence& sequence, const StepRows& 
 /// The end of the prompt for layers begin..end, of which a few at a time are packed.
 void PromptStage::finish(Sequence& sequence, int begin, int end, Stream& stream) {
   const std::vector<LayerSelection> selections = selector_.select(sequence, begin, end, stream);
-  for (int first = begin; first < end; first += Layouts::kPackedTogether) {
-    const auto count = static_cast<size_t>(std::min(Layouts::kPackedTogether, end - first));
-    finish_layers(sequence, first,
-                  std::span(selections).subspan(static_cast<size_t>(first - begin), count), stream);
+  std::vector<KeptLayer> kept(selections.size());
+  stream.pool().parallel_for(kept.size(), [&](size_t i, int) {
+    kept[i] = keep(sequence, begin + static_cast<int>(i), selections[i]);
+  });
+  const std::span<const KeptLayer> layers(kept);
+  for (size_t first = 0; first < layers.size(); first += Layouts::kPackedTogether) {
+    const size_t count = std::min<size_t>(Layouts::kPackedTogether, layers.size() - first);
+    finish_layers(sequence, layers.subspan(first, count), stream);
   }
 }
 
-void PromptStage::finish_layers(Sequence& sequence, int first,
-                                std::span<const LayerSelection> selections, Stream& stream) {
-  std::vector<KeptLayer> layers;
-  for (size_t i = 0; i < selections.size(); ++i) {
-    const int layer = first + static_cast<int>(i);
-    layers.push_back(keep(sequence, layer, selections[i]));
-    merge_dropped(sequence, layer, selections[i], stream);
+void PromptStage::finish_layers(Sequence& sequence, std::span<const KeptLayer> layers,
+                                Stream& stream) {
+  for (const KeptLayer& kept : layers) {
+    place(sequence, kept);
+    merge_dropped(sequence, kept.layer, *kept.selection, stream);
   }
   pack_layers(sequence, layers, stream);
-  copies_.clear();
+  listed_.clear();
   for (const KeptLayer& kept : layers) queue_full(sequence, kept);
-  copy_ranges(copies_, stream);
+  gather_listed(listed_, traits_.plan().rows, traits_.shape().head_dim, traits_.plan().rows,
+                stream);
   for (const KeptLayer& kept : layers) {
     begin_weights(sequence, kept.layer, kept.slots, stream);
     rotate_sinks(sequence, sequence.layers[static_cast<size_t>(kept.layer)], *kept.selection,
@@ -164,7 +156,7 @@ void PromptStage::finish_layers(Sequence& sequence, int first,
   }
 }
 
-/// Gives what a layer keeps its memory.
+/// What a layer keeps, which its state learns.
 PromptStage::KeptLayer PromptStage::keep(Sequence& sequence, int layer,
                                          const LayerSelection& selection) const {
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
@@ -177,18 +169,24 @@ PromptStage::KeptLayer PromptStage::keep(Sequence& sequence, int layer,
   kept.layer = layer;
   kept.selection = &selection;
   kept.slots = sort_by_store(sequence, state, selection);
-  std::vector<std::array<int, kStores>> counts(traits_.kv_heads());
   for (size_t store = 0; store < kStores; ++store) {
-    for (size_t h = 0; h < counts.size(); ++h) {
-      counts[h][store] = static_cast<int>(kept.slots[store][h].size());
-    }
     for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
       kept.packed[store][static_cast<size_t>(side)] =
           packer_.packed_rows(store, side, layer, kept.slots[store]);
     }
   }
-  placement_.place(sequence, layer, counts);
   return kept;
+}
+
+/// Gives what a layer keeps its memory.
+void PromptStage::place(Sequence& sequence, const KeptLayer& kept) const {
+  std::vector<std::array<int, kStores>> counts(traits_.kv_heads());
+  for (size_t store = 0; store < kStores; ++store) {
+    for (size_t h = 0; h < counts.size(); ++h) {
+      counts[h][store] = static_cast<int>(kept.slots[store][h].size());
+    }
+  }
+  placement_.place(sequence, kept.layer, counts);
 }
 
 /// The rows that each KV head keeps in each store; their tags go to the KV heads, where a rule
@@ -200,15 +198,18 @@ std::array<KeptSlots, kStores> PromptStage::sort_by_store(const Sequence& sequen
   std::array<KeptSlots, kStores> slots;
   slots.fill(KeptSlots(lists));
   const bool tagged = traits_.retention() != nullptr;
+  const auto tag_of = [&](int32_t slot) { return sequence.modality[static_cast<size_t>(slot)]; };
   for (size_t list = 0; list < lists; ++list) {
     const std::vector<int32_t>& kept = selection.slots[list];
     std::vector<int16_t>& tags = state.heads[list].tags;
-    for (KeptSlots& of_heads : slots) of_heads.list(list).reserve(kept.size());
-    if (tagged) tags.reserve(kept.size());
+    if (tagged) tags.resize(kept.size());
+    if (tagged) std::transform(kept.begin(), kept.end(), tags.begin(), tag_of);
+    if (!traits_.plan().split) {
+      slots[kRest].list(list) = kept;
+      continue;
+    }
     for (const int32_t slot : kept) {
-      const int16_t tag = sequence.modality[static_cast<size_t>(slot)];
-      slots[traits_.store_of(tag)].list(list).push_back(slot);
-      if (tagged) tags.push_back(tag);
+      slots[traits_.store_of(tag_of(slot))].list(list).push_back(slot);
     }
   }
   for (size_t h = lists; tagged && h < traits_.kv_heads(); ++h) {
@@ -285,7 +286,7 @@ bool PromptStage::lies_packable(const KeptLayer& kept, size_t store, KvSide side
   return slots[count - 1] - slots[0] + 1 == static_cast<int>(count);
 }
 
-/// The rows that layers pack: where they are staged, or as floats for the time of this call's
+/// The rows that layers pack: where they are staged, or gathered for the time of this call's
 /// caller.
 std::vector<std::array<KeptRows, kStores>> PromptStage::packed_rows(
     const Sequence& sequence, std::span<const KeptLayer> layers, Stream& stream) {
@@ -305,52 +306,48 @@ std::vector<std::array<KeptRows, kStores>> PromptStage::packed_rows(
     apart += static_cast<size_t>(layers[i].packed[store][static_cast<size_t>(side)][h]);
   });
   floats_.grow(apart * traits_.dim());
-  ranges_.clear();
-  float* to = floats_.data();
+  listed_.clear();
+  widened_.clear();
+  auto* to = reinterpret_cast<std::byte*>(floats_.data());
   for_all([&](size_t i, size_t store, KvSide side, size_t h) {
     rows[i][store][static_cast<size_t>(side)].push_back(
         gather(sequence, layers[i], store, side, h, to));
   });
-  if (apart == 0) return rows;
-  widen_ranges(ranges_, traits_.plan().rows, traits_.shape().head_dim, floats_.data(), stream);
+  const DType dtype = traits_.plan().rows;
+  gather_listed(listed_, dtype, traits_.shape().head_dim, dtype, stream);
+  gather_listed(widened_, dtype, traits_.shape().head_dim, DType::kF32, stream);
   return rows;
 }
 
-/// The rows that a KV head packs; if they are widened, to `to`, which moves behind them.
+/// The rows that a KV head packs; if they are gathered, at `to`, which moves behind them.
 DenseRows PromptStage::gather(const Sequence& sequence, const KeptLayer& kept, size_t store,
-                              KvSide side, size_t head, float*& to) {
+                              KvSide side, size_t head, std::byte*& to) {
   const auto count = static_cast<size_t>(kept.packed[store][static_cast<size_t>(side)][head]);
   if (count == 0) return {};
-  const KeptSlots& slots = kept.slots[store];
+  const std::vector<int32_t>& slots = kept.slots[store][head];
   const std::byte* staged = staged_rows(sequence, kept.layer, side, head);
+  const DType rows = traits_.plan().rows;
   if (lies_packable(kept, store, side, head)) {
-    const auto first = static_cast<size_t>(slots[head][0]);
-    return {staged + first * traits_.row_bytes(), traits_.plan().rows};
+    return {staged + static_cast<size_t>(slots[0]) * traits_.row_bytes(), rows};
   }
-  if (!slots.is_like_last(head)) find_ranges(std::span(slots[head]).first(count), kept_ranges_);
-  for (const RowSpan& range : kept_ranges_) {
-    ranges_.push_back({staged + range.first * traits_.row_bytes(), range.rows});
-  }
-  return {std::exchange(to, to + count * traits_.dim()), DType::kF32};
+  const bool widens = packer_.wants_floats(store, side, kept.layer);
+  const DType dtype = widens ? DType::kF32 : rows;
+  (widens ? widened_ : listed_).push_back({staged, to, std::span(slots).first(count)});
+  return {std::exchange(to, to + count * traits_.dim() * dtype_bytes(dtype)), dtype};
 }
 
-/// Lists the rows that a layer keeps and does not pack, to be copied to the rings of their planes.
+/// Lists the rows that a layer keeps and does not pack, for the rings of their planes.
 void PromptStage::queue_full(Sequence& sequence, const KeptLayer& kept) {
   LayerState& state = sequence.layers[static_cast<size_t>(kept.layer)];
   for (size_t store = 0; store < kStores; ++store) {
-    for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
-      for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+    for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+      for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
         const auto count = static_cast<size_t>(kept.packed[store][static_cast<size_t>(side)][h]);
-        const std::byte* staged = staged_rows(sequence, kept.layer, side, h);
-        Plane& plane = state.heads[h].plane(store, side);
-        if (!kept.slots[store].is_like_last(h)) {
-          find_ranges(std::span(kept.slots[store][h]).subspan(count), kept_ranges_);
-        }
-        for (const RowSpan& range : kept_ranges_) {
-          const size_t bytes = static_cast<size_t>(range.rows) * traits_.row_bytes();
-          copies_.push_back(
-              {staged + range.first * traits_.row_bytes(), plane.ring.push(range.rows), bytes});
-        }
+        const auto full = std::span(kept.slots[store][h]).subspan(count);
+        if (full.empty()) continue;
+        std::byte* ring =
+            state.heads[h].plane(store, side).ring.push(static_cast<int>(full.size()));
+        listed_.push_back({staged_rows(sequence, kept.layer, side, h), ring, full});
       }
     }
   }

@@ -20,12 +20,6 @@
 
 namespace kvlm {
 
-/// Rows of a prompt that follow each other.
-struct RowSpan {
-  size_t first = 0;
-  int rows = 0;
-};
-
 /// First prompts: exact attention, and when the prompt has ended, what PromptSelector selects of it
 /// is merged and packed (docs/arithmetic.md, "Life cycle").
 class PromptStage {
@@ -59,9 +53,9 @@ class PromptStage {
   void stage(Sequence& sequence, int layer, KvSide side, ConstTensorView x, Stream& stream);
   StoredSides stored_sides(const Sequence& sequence, const StepRows& rows, int layer) const;
   void finish(Sequence& sequence, int begin, int end, Stream& stream);
-  void finish_layers(Sequence& sequence, int first, std::span<const LayerSelection> selections,
-                     Stream& stream);
+  void finish_layers(Sequence& sequence, std::span<const KeptLayer> layers, Stream& stream);
   KeptLayer keep(Sequence& sequence, int layer, const LayerSelection& selection) const;
+  void place(Sequence& sequence, const KeptLayer& kept) const;
   std::array<KeptSlots, kStores> sort_by_store(const Sequence& sequence, LayerState& state,
                                                const LayerSelection& selection) const;
   void merge_dropped(const Sequence& sequence, int layer, const LayerSelection& selection,
@@ -73,7 +67,7 @@ class PromptStage {
                                                          std::span<const KeptLayer> layers,
                                                          Stream& stream);
   DenseRows gather(const Sequence& sequence, const KeptLayer& kept, size_t store, KvSide side,
-                   size_t head, float*& to);
+                   size_t head, std::byte*& to);
   void pack_layers(Sequence& sequence, std::span<const KeptLayer> layers, Stream& stream);
   void queue_full(Sequence& sequence, const KeptLayer& kept);
   void begin_weights(Sequence& sequence, int layer, std::span<const KeptSlots> slots,
@@ -91,9 +85,8 @@ class PromptStage {
   std::vector<KeyValueRows> past_;            // (kv_heads,) rows that were staged before
   std::vector<const std::byte*> sources_;
   std::vector<std::byte*> targets_;
-  std::vector<RowSpan> kept_ranges_;  // of a KV head
-  std::vector<RowRange> ranges_;
-  std::vector<ByteRange> copies_;
+  std::vector<ListedRows> listed_;   // rows that are gathered as they are
+  std::vector<ListedRows> widened_;  // and as floats
   FloatSpace floats_;  // rows that are packed and lie apart; or on their way to be merged
 };
 

@@ -557,14 +557,26 @@ TEST_F(SmallShapes, BasesOfKeys) {
 }
 
 TEST_F(SmallShapes, RangesOfRows) {
-  for (const int dim : {20, 24}) {  // rows of 24 are read 16 bytes at a time
+  // Rows of 24 are read 16 bytes at a time, and the second list is of more than a block's.
+  const std::vector<int32_t> few{3, 39, 0};
+  std::vector<int32_t> many;
+  for (int32_t i = 0; i < 70; ++i) many.push_back(i * 7 % 40);
+  for (const int dim : {20, 24}) {
     const Tensor rows = normal_tensor(DType::kF16, {40, dim}, 3);
     const Tensor gpu_rows = on_gpu(rows);
     const auto run = [&](const Tensor& from, Device device, Stream& stream) {
       const auto at = [&](int row) { return from.as<std::byte>() + row * dim * 2; };
-      Tensor wide(DType::kF32, {27, dim}, device);
-      const std::vector<RowRange> ranges{{at(3), 1}, {at(7), 25}, {at(0), 0}, {at(39), 1}};
-      widen_ranges(ranges, DType::kF16, dim, wide.view().as<float>(), stream);
+      Tensor wide(DType::kF32, {73, dim}, device);
+      Tensor listed(DType::kF16, {140, dim}, device);
+      auto* floats = wide.view().data();
+      auto* halves = listed.view().data();
+      gather_listed(
+          std::vector<ListedRows>{
+              {at(0), floats, few}, {at(0), floats, {}}, {at(0), floats + 12 * dim, many}},
+          DType::kF16, dim, DType::kF32, stream);
+      gather_listed(
+          std::vector<ListedRows>{{at(0), halves, many}, {at(0), halves + 140 * dim, many}},
+          DType::kF16, dim, DType::kF16, stream);
       Tensor copied(DType::kF16, {40, dim}, device);
       Tensor zeros(DType::kF16, {40, dim});
       std::fill_n(zeros.view().data(), 40 * dim * 2, std::byte{0});
@@ -575,12 +587,13 @@ TEST_F(SmallShapes, RangesOfRows) {
           {at(2), to, 33 * 16}, {at(20), to + 601, 2}, {at(21) + 1, to + 605, 7}};
       copy_ranges(bytes, stream);
       stream.synchronize();
-      return std::pair(std::move(wide), std::move(copied));
+      return std::array{std::move(wide), std::move(copied), std::move(listed)};
     };
-    const auto [wide, copied] = run(rows, {}, cpu_);
-    const auto [gpu_wide, gpu_copied] = run(gpu_rows, kGpu, *gpu_);
+    const auto [wide, copied, listed] = run(rows, {}, cpu_);
+    const auto [gpu_wide, gpu_copied, gpu_listed] = run(gpu_rows, kGpu, *gpu_);
     EXPECT_TRUE(same(gpu_wide, wide)) << dim;
     EXPECT_TRUE(same(gpu_copied, copied)) << dim;
+    EXPECT_TRUE(same(gpu_listed, listed)) << dim;
   }
 }
 

@@ -68,8 +68,7 @@ TEST(CloseGaps, RefusesARowThatIsNotThere) {
               ::testing::HasSubstr("row 3 of 3"));
 }
 
-/// Turning by one angle after the other is turning by their sum, and keeps lengths.
-TEST(RowRanges, AreWidenedOneAfterTheOther) {
+TEST(ListedRows, AreGathered) {
   ThreadPool pool(2);
   Stream stream(pool);
   constexpr int kDim = 5;
@@ -78,17 +77,27 @@ TEST(RowRanges, AreWidenedOneAfterTheOther) {
   const auto at = [&](int row) {
     return reinterpret_cast<const std::byte*>(rows.data() + row * kDim);
   };
-  const std::vector<RowRange> ranges{{at(3), 1}, {at(7), 25}, {at(0), 0}, {at(39), 1}};
-  std::vector<float> out(27 * kDim, -1);
-  widen_ranges(ranges, DType::kF16, kDim, out.data(), stream);
-  std::vector<float> expected;
-  for (const auto& [first, count] : {std::pair(3, 1), std::pair(7, 25), std::pair(39, 1)}) {
-    for (int i = first * kDim; i < (first + count) * kDim; ++i) {
-      expected.push_back(static_cast<float>(i));
+  const std::vector<int32_t> numbers{3, 7, 8, 9, 30, 29, 39, 0};
+  std::vector<float> wide(numbers.size() * kDim, -1);
+  std::vector<f16> same(3 * kDim);
+  const auto bytes = [](auto& of) { return reinterpret_cast<std::byte*>(of.data()); };
+  const ListedRows all{at(0), bytes(wide), numbers};
+  const ListedRows none{at(0), bytes(wide), {}};
+  gather_listed(std::vector<ListedRows>{none, all}, DType::kF16, kDim, DType::kF32, stream);
+  const ListedRows from_five{at(5), bytes(same), std::span(numbers).subspan(1, 3)};
+  gather_listed({&from_five, 1}, DType::kF16, kDim, DType::kF16, stream);
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    for (int j = 0; j < kDim; ++j) {
+      EXPECT_EQ(wide[i * kDim + static_cast<size_t>(j)], static_cast<float>(numbers[i] * kDim + j));
     }
   }
-  EXPECT_EQ(out, expected);
-  EXPECT_THROW(widen_ranges(ranges, DType::kF16, kDim, nullptr, stream), Error);
+  for (int j = 0; j < 3 * kDim; ++j) {
+    EXPECT_EQ(to_float(same[static_cast<size_t>(j)]), static_cast<float>((5 + 7) * kDim + j));
+  }
+  ListedRows nowhere = all;
+  nowhere.to = nullptr;
+  EXPECT_THROW(gather_listed({&nowhere, 1}, DType::kF16, kDim, DType::kF16, stream), Error);
+  EXPECT_THROW(gather_listed({&all, 1}, DType::kF16, kDim, DType::kBF16, stream), Error);
 }
 
 TEST(ByteRanges, AreCopied) {
@@ -110,6 +119,7 @@ TEST(ByteRanges, AreCopied) {
   EXPECT_THROW(copy_ranges(std::vector<ByteRange>{{nullptr, target, 1}}, stream), Error);
 }
 
+/// Turning by one angle after the other is turning by their sum, and keeps lengths.
 TEST(TurnRows, RotatesPairsOfHalves) {
   ThreadPool pool(1);
   Stream stream(pool);
