@@ -41,11 +41,11 @@ __device__ void move_group(const T* from, Out* to) {
   } else if constexpr (std::is_same_v<T, Out>) {
     *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(from);
   } else {
-    float x[kTogether];
-    load_group<kTogether>(from, x);
 #pragma unroll
     for (int i = 0; i < kTogether; i += 4) {
-      *reinterpret_cast<float4*>(to + i) = {x[i], x[i + 1], x[i + 2], x[i + 3]};
+      float x[4];
+      load_group<4>(from + i, x);
+      store_group<4>(to + i, x);
     }
   }
 }

@@ -106,10 +106,16 @@ std::vector<int32_t> keep_best(std::span<const double> scores, int kept, int sin
     std::nth_element(parted.begin(), least, parted.end(), std::greater<>());
     // All above the least score that stays, and the first of those that equal it.
     auto equal = 1 + std::count(parted.begin(), least, *least);
+    // Without branches, which nobody could predict: each is written, and counts if it stays.
+    auto at = slots.size();
+    slots.resize(at + others.size());
     for (size_t j = 0; j < others.size(); ++j) {
-      if (others[j] < *least || (others[j] == *least && --equal < 0)) continue;
-      slots.push_back(sinks + static_cast<int32_t>(j));
+      const bool ties = others[j] == *least;
+      slots[at] = sinks + static_cast<int32_t>(j);
+      at += others[j] < *least || (ties && equal <= 0) ? 0 : 1;
+      equal -= ties ? 1 : 0;
     }
+    slots.resize(at);
   }
   for (int j = n - last; j < n; ++j) slots.push_back(j);
   return slots;
