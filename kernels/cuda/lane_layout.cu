@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cassert>
+#include <memory>
+#include <new>
 #include <utility>
 
 #include "kernels/cuda/attend_layer.h"
@@ -150,18 +152,27 @@ DeviceTail tail_of(const GrowingRows& gained, int fixed_slots, bool placed) {
 
 /// The runs of one side of a lane as one pass over it would find them, in their order.
 struct SideRuns {
-  std::array<SlotRun, kMostRuns> runs;
+  // Made when they are there: a prompt has thousands of lanes of a run or two.
+  alignas(SlotRun) std::byte runs[kMostRuns / 2 * sizeof(SlotRun)];
   size_t count = 0;
   PackedBlock block;  // of the rows that the table has packed
 
   SideRuns(std::span<const SlotRun> fixed, const GrowingRows& gained, const RowWindow& window,
            DType dtype) {
-    for (const SlotRun& run : fixed) runs[count++] = run;
-    if (is_packed(gained, window)) runs[count++] = packed_run(*window.format, gained, block);
-    runs[count++] = full_rows(gained.ring, dtype);
+    for (const SlotRun& run : fixed) add(run);
+    if (is_packed(gained, window)) add(packed_run(*window.format, gained, block));
+    add(full_rows(gained.ring, dtype));
   }
   SideRuns(const SideRuns&) = delete;  // a run points to the block
-  std::span<const SlotRun> all() const { return std::span(runs).first(count); }
+  std::span<const SlotRun> all() const { return {begin(), count}; }
+
+ private:
+  SlotRun* begin() { return std::launder(reinterpret_cast<SlotRun*>(runs)); }
+  const SlotRun* begin() const { return std::launder(reinterpret_cast<const SlotRun*>(runs)); }
+  void add(const SlotRun& run) {
+    assert(count < kMostRuns / 2);
+    std::construct_at(begin() + count++, run);
+  }
 };
 
 }  // namespace

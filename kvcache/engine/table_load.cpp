@@ -22,15 +22,10 @@ int rows_ever(const CacheTraits& traits, const Sequence& sequence) noexcept {
   return peak_rows(traits, sequence) + sequence.size.max_rows - sequence.size.prompt_rows;
 }
 
-/// Places of a side of a KV head whose packed rows a table drops, at most.
-int places(const CacheTraits& traits, const Sequence& sequence, int layer, KvSide side) noexcept {
-  int most = 0;
-  if (sequence.prompted) {
-    for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
-      most = std::max(most, head.plane(kVisual, side).places() + head.plane(kRest, side).places());
-    }
-    return most;
-  }
+/// Places of a side of a KV head whose packed rows a table drops, before anybody knows what the
+/// prompt leaves: at least as many as there will be.
+int places_bound(const CacheTraits& traits, const Sequence& sequence, int layer,
+                 KvSide side) noexcept {
   const int peak = peak_rows(traits, sequence);
   const int ever = rows_ever(traits, sequence);
   const PlaneLayout layout = traits.layouts().plane(kRest, side, layer);
@@ -40,27 +35,33 @@ int places(const CacheTraits& traits, const Sequence& sequence, int layer, KvSid
          static_cast<int>(capacity.ring_rows);
 }
 
-/// The same of all its KV heads.
-int places(const CacheTraits& traits, const Sequence& sequence) noexcept {
+/// Those of the KV heads of a sequence whose prompt has ended.
+int places(const Sequence& sequence) noexcept {
   int most = 0;
-  for (int layer = 0; layer < traits.shape().layers; ++layer) {
-    for (const KvSide side : kSides) {
-      most = std::max(most, places(traits, sequence, layer, side));
+  for (const LayerState& layer : sequence.layers) {
+    for (const HeadState& head : layer.heads) {
+      for (const KvSide side : kSides) {
+        most =
+            std::max(most, head.plane(kVisual, side).places() + head.plane(kRest, side).places());
+      }
     }
   }
   return most;
 }
 
-/// Places of weighed rows, at most.
-int weighed_rows(const CacheTraits& traits, std::span<const Sequence> sequences) noexcept {
+/// Rows of a KV head that are numbered or weighed by places, at most. For a sequence that a table
+/// holds there is room: a batch has hundreds, of thousands of KV heads.
+int weighed_rows(const CacheTraits& traits, const Sequence& sequence) noexcept {
+  const TableDrops& drops = traits.table();
+  if (!drops.places) return drops.weighs || drops.scores ? peak_rows(traits, sequence) : 0;
+  if (sequence.prompted) return sequence.on_gpu ? 0 : std::min(places(sequence), kMostPlaces);
   int most = 0;
-  for (const Sequence& sequence : sequences) {
-    if (!sequence.open) continue;
-    // A bound may be more than there will be.
-    most = std::max(most, traits.table().places ? std::min(places(traits, sequence), kMostPlaces)
-                                                : peak_rows(traits, sequence));
+  for (int layer = 0; layer < traits.shape().layers; ++layer) {
+    for (const KvSide side : kSides) {
+      most = std::max(most, places_bound(traits, sequence, layer, side));
+    }
   }
-  return most;
+  return std::min(most, kMostPlaces);  // a bound may be more than there will be
 }
 
 /// The rows of the shortest blocks.
@@ -99,7 +100,7 @@ bool lies_evenly(const CacheTraits& traits, const Sequence& sequence) noexcept {
 /// Whether packed rows of a sequence may go and others come: it has not too many, and no fork reads
 /// them.
 bool may_place(const CacheTraits& traits, const Sequence& sequence) noexcept {
-  if (!traits.table().places || places(traits, sequence) > kMostPlaces) return false;
+  if (!traits.table().places || places(sequence) > kMostPlaces) return false;
   for (const LayerState& layer : sequence.layers) {
     for (const HeadState& head : layer.heads) {
       for (const KvSide side : kSides) {
@@ -171,12 +172,6 @@ int listed_blocks(const CacheTraits& traits, const Sequence& sequence, int layer
   return static_cast<int>(blocks);
 }
 
-/// Rows of a KV head that are numbered or weighed by places, at most.
-int weighed_places(const CacheTraits& traits, std::span<const Sequence> sequences) noexcept {
-  const TableDrops& drops = traits.table();
-  return drops.weighs || drops.scores || drops.places ? weighed_rows(traits, sequences) : 0;
-}
-
 }  // namespace
 
 TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequences,
@@ -194,7 +189,9 @@ TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequen
        (traits.plan().split || std::any_of(sequences.begin(), sequences.end(), shares_unevenly)));
   const Sequence* last = nullptr;
   for (const Sequence& sequence : sequences) {
-    if (!sequence.open || (last != nullptr && last->size == sequence.size)) continue;
+    if (!sequence.open) continue;
+    most.weighed_rows = std::max(most.weighed_rows, weighed_rows(traits, sequence));
+    if (last != nullptr && last->size == sequence.size) continue;
     last = &sequence;
     for (int layer = 0; uneven && most.fixed_runs > 0 && layer < traits.shape().layers; ++layer) {
       most.listed_blocks = std::max(most.listed_blocks, listed_blocks(traits, sequence, layer));
@@ -206,7 +203,6 @@ TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequen
   if (traits.needs().prompt_embeddings) most.words = 2 * (most.longest / 64 + 1);
   // Bitmaps of their rows.
   if (traits.evicts()) most.words += 2 * (most.longest / 64 + 1) + most.listed_blocks;
-  most.weighed_rows = weighed_places(traits, sequences);
   if (traits.table().places) {
     if (traits.plan().split) most.fixed_blocks = static_cast<int>(Layouts::kMaxImages);
     if (has_host_windows(traits)) most.fixed_blocks += most.listed_blocks;
@@ -217,7 +213,7 @@ TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequen
 
 TableLoad placed_load(const CacheTraits& traits, const Sequence& sequence) noexcept {
   TableLoad load;
-  load.weighed_rows = places(traits, sequence);
+  load.weighed_rows = places(sequence);
   load.blocks = load.weighed_rows / least_block_rows(traits) + 1;
   for (const LayerState& layer : sequence.layers) {
     for (const HeadState& head : layer.heads) {
