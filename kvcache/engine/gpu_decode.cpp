@@ -164,6 +164,7 @@ void GpuDecode::place(std::span<const SequenceId> some, Stream& stream) {
 void GpuDecode::lay(SequenceId id, size_t draft) {
   Sequence& sequence = store_.at(id);
   assert(sequence.uncounted == 0);
+  note_places(traits_, sequence);
   sequence.told_anew = !counts(sequence);
   sequence.placed = !sequence.told_anew && will_be_placed(traits_, sequence);
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {

@@ -82,6 +82,7 @@ void SequenceStore::close(SequenceId id) noexcept {
   Sequence& sequence = at(id);
   sequence.open = sequence.prompted = sequence.on_gpu = sequence.placed = false;
   sequence.told_anew = false;
+  sequence.places = -1;
   for (LayerState& layer : sequence.layers) layer.clear();
   if (sequence.memory.use_count() > 1) {  // forks read its blocks
     sequence.memory->set_used(sequence.shared);

@@ -49,12 +49,13 @@ int places(const Sequence& sequence) noexcept {
   return most;
 }
 
-/// Rows of a KV head that are numbered or weighed by places, at most. For a sequence that a table
-/// holds there is room: a batch has hundreds, of thousands of KV heads.
+/// Rows of a KV head that are numbered or weighed by places, at most.
 int weighed_rows(const CacheTraits& traits, const Sequence& sequence) noexcept {
   const TableDrops& drops = traits.table();
   if (!drops.places) return drops.weighs || drops.scores ? peak_rows(traits, sequence) : 0;
-  if (sequence.prompted) return sequence.on_gpu ? 0 : std::min(places(sequence), kMostPlaces);
+  if (sequence.prompted) {
+    return std::min(sequence.places >= 0 ? sequence.places : places(sequence), kMostPlaces);
+  }
   int most = 0;
   for (int layer = 0; layer < traits.shape().layers; ++layer) {
     for (const KvSide side : kSides) {
@@ -100,7 +101,7 @@ bool lies_evenly(const CacheTraits& traits, const Sequence& sequence) noexcept {
 /// Whether packed rows of a sequence may go and others come: it has not too many, and no fork reads
 /// them.
 bool may_place(const CacheTraits& traits, const Sequence& sequence) noexcept {
-  if (!traits.table().places || places(sequence) > kMostPlaces) return false;
+  if (!traits.table().places || sequence.places > kMostPlaces) return false;
   for (const LayerState& layer : sequence.layers) {
     for (const HeadState& head : layer.heads) {
       for (const KvSide side : kSides) {
@@ -211,9 +212,13 @@ TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequen
   return most;
 }
 
+void note_places(const CacheTraits& traits, Sequence& sequence) noexcept {
+  sequence.places = traits.table().places ? places(sequence) : -1;
+}
+
 TableLoad placed_load(const CacheTraits& traits, const Sequence& sequence) noexcept {
   TableLoad load;
-  load.weighed_rows = places(sequence);
+  load.weighed_rows = sequence.places;
   load.blocks = load.weighed_rows / least_block_rows(traits) + 1;
   for (const LayerState& layer : sequence.layers) {
     for (const HeadState& head : layer.heads) {

@@ -99,7 +99,9 @@ void check_lives(const std::shared_ptr<const CachePlan>& plan, const CacheTraits
         if (testing::Test::HasFatalFailure()) return;
       }
       sequence.prompted = true;
+      note_places(traits, sequence);
       const TableLoad placed = placed_load(traits, sequence);
+      ASSERT_EQ(placed.weighed_rows > 0, traits.table().places);
       ASSERT_LE(placed.weighed_rows, room.weighed_rows);
       ASSERT_LE(placed.blocks, room.blocks);
       ASSERT_LE(placed.fixed_blocks, room.fixed_blocks);
