@@ -122,6 +122,17 @@ void take_sides(std::span<const DeviceTail> tails, PlacedCopy& copy) {
   }
 }
 
+/// The sizes that are the same at every step.
+void take_sizes(const DraftPlan& plan, TableArgs& args) {
+  args.layers = plan.shape.layers;
+  args.heads = plan.shape.kv_heads;
+  args.side_runs = plan.side_runs();
+  args.q_per_kv = plan.shape.q_per_kv;
+  args.head_dim = plan.shape.head_dim;
+  args.weightings = plan.shape.remaps + 1;
+  args.dtype = plan.shape.rows;
+}
+
 }  // namespace
 
 struct DecodeTable::State {
@@ -177,7 +188,6 @@ struct DecodeTable::State {
   void place_drafted(size_t slots);
   void place_counted(size_t slots);
   void plan_drafts();
-  void point_drafts();
   void note(SlotDraft& draft);
   void send(SlotDraft& draft, Stream& stream);
   void send_placed(SlotDraft& draft, Stream& stream);
@@ -186,8 +196,6 @@ struct DecodeTable::State {
   void send_bounds(Stream& stream);
   TableArgs table_args();
   void point_weighed(TableArgs& args);
-  void point_rows(TableArgs& args);
-  void take_sizes(TableArgs& args) const;
   AttendArgs attend_args(int layer, const float* q, float* out, float scale);
 };
 
@@ -309,14 +317,6 @@ void DecodeTable::State::plan_drafts() {
   }
 }
 
-/// Says where lanes find what lies apart.
-void DecodeTable::State::point_drafts() {
-  plan.words = reinterpret_cast<const uint64_t*>(words.data());
-  plan.row_scores = reinterpret_cast<float*>(row_scores.data());
-  plan.place_weights = reinterpret_cast<float*>(place_weights.data());
-  plan.row_bits = reinterpret_cast<const uint32_t*>(row_bits.data());
-}
-
 /// Takes memory for `load`, in which nothing is set.
 void DecodeTable::State::place_slots() {
   const auto slots = static_cast<size_t>(plan.load.slots);
@@ -325,7 +325,11 @@ void DecodeTable::State::place_slots() {
   plan_drafts();
   place_drafted(slots);
   place_counted(slots);
-  point_drafts();
+  // Where lanes find what lies apart.
+  plan.words = reinterpret_cast<const uint64_t*>(words.data());
+  plan.row_scores = reinterpret_cast<float*>(row_scores.data());
+  plan.place_weights = reinterpret_cast<float*>(place_weights.data());
+  plan.row_bits = reinterpret_cast<const uint32_t*>(row_bits.data());
   is_placed.assign(slots, 0);
   most_places = 0;
   weighs_slots = false;
@@ -470,8 +474,15 @@ TableArgs DecodeTable::State::table_args() {
     args.turned_half = static_cast<int>(plan.shape.turned_by.size());
   }
   args.scores = reinterpret_cast<float*>(scores.data());
-  if (pieces.bytes() > 0) point_rows(args);
-  take_sizes(args);
+  take_sizes(plan, args);
+  args.rows = static_cast<int>(step.size());
+  args.longest = longest();
+  args.key_slots = bounds.key_slots();
+  if (pieces.bytes() == 0) return args;
+  args.pieces = reinterpret_cast<DevicePiece*>(pieces.data());
+  args.row_lanes = reinterpret_cast<DeviceRowLane*>(row_lanes.data());
+  args.row_parts = row_parts;
+  args.pictures = may_hold_pictures();
   return args;
 }
 
@@ -492,27 +503,6 @@ void DecodeTable::State::point_weighed(TableArgs& args) {
   args.most_places = most_places;
   args.blocks = plan.load.blocks;
   args.fixed_blocks = plan.load.fixed_blocks;
-}
-
-/// Where those of row_pieces.cu find full rows.
-void DecodeTable::State::point_rows(TableArgs& args) {
-  args.pieces = reinterpret_cast<DevicePiece*>(pieces.data());
-  args.row_lanes = reinterpret_cast<DeviceRowLane*>(row_lanes.data());
-  args.row_parts = row_parts;
-  args.pictures = may_hold_pictures();
-}
-
-void DecodeTable::State::take_sizes(TableArgs& args) const {
-  args.rows = static_cast<int>(step.size());
-  args.layers = plan.shape.layers;
-  args.heads = plan.shape.kv_heads;
-  args.side_runs = plan.side_runs();
-  args.q_per_kv = plan.shape.q_per_kv;
-  args.head_dim = plan.shape.head_dim;
-  args.longest = longest();
-  args.key_slots = bounds.key_slots();
-  args.weightings = plan.shape.remaps + 1;
-  args.dtype = plan.shape.rows;
 }
 
 /// The full rows of a layer that row_pieces.cu serves, and where their states go.
