@@ -14,7 +14,7 @@ struct RowDestination {
 /// Splits rows by head and converts them: destination[h][r,:] = x[r,h,:] rounded to `dtype`, ties
 /// to even.
 ///
-///   x             (rows, heads, head_dim)  f32 (CUDA also f16 | bf16)
+///   x             (rows, heads, head_dim)  f32
 ///   destinations  (heads,)                 dense rows of `dtype` = f32 | f16 | bf16
 ///
 /// Allocates nothing. Asynchronous on CUDA.

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <utility>
 #include <vector>
 
@@ -303,7 +304,9 @@ struct BasisBatch::State {
   const float* from = nullptr;
 };
 
-BasisBatch::BasisBatch(Device device) : state_(std::make_unique<State>(device)) {}
+BasisBatch::BasisBatch(Device device) : state_(std::make_unique<State>(device)) {
+  assert(device.kind == DeviceKind::kCuda);
+}
 BasisBatch::~BasisBatch() = default;
 BasisBatch::BasisBatch(BasisBatch&&) noexcept = default;
 

@@ -167,11 +167,10 @@ struct SideRuns {
   std::span<const SlotRun> all() const { return {begin(), count}; }
 
  private:
-  SlotRun* begin() { return std::launder(reinterpret_cast<SlotRun*>(runs)); }
   const SlotRun* begin() const { return std::launder(reinterpret_cast<const SlotRun*>(runs)); }
   void add(const SlotRun& run) {
     assert(count < kMostRuns / 2);
-    std::construct_at(begin() + count++, run);
+    std::construct_at(reinterpret_cast<SlotRun*>(runs) + count++, run);
   }
 };
 

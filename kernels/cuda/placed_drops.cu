@@ -16,7 +16,7 @@ constexpr int kTogether = 8;  // loads of a thread on their way
 
 __device__ int warp_lane() { return static_cast<int>(threadIdx.x % 32); }
 
-/// Bytes of a block of `rows` rows, as Plane::Layout::packed_bytes().
+/// Bytes of a block of `rows` rows, as PlaneLayout::packed_bytes().
 __device__ int block_bytes(const TableArgs& table, const DeviceTail& tail, int rows) {
   const PackedFormat& format = table.formats[tail.format];
   const size_t codes = tail.owns_codes ? static_cast<size_t>(rows) * format.row_bytes() : 0;
@@ -80,7 +80,7 @@ __device__ void count_packed(const TableArgs& table, int lane, int side, int row
   tail.filled = rest;
   tail.packed = tail.blocks * tail.block_rows;
   tail.full -= rows;
-  tail.first = tail.full == 0 ? 0 : tail.place(rows);  // as Plane::pop_rows()
+  tail.first = tail.full == 0 ? 0 : tail.place(rows);  // as RowRing::pop()
   tail.flushed = 0;
   choose_targets(table, lane, side);
 }

@@ -36,7 +36,7 @@ struct DeviceTail : GrowingRows {
     flushed = 0;
     packed += rows;
     full -= rows;
-    first = full == 0 ? 0 : place(rows);  // as Plane::pop_rows()
+    first = full == 0 ? 0 : place(rows);  // as RowRing::pop()
   }
   /// Row i of the ring, 0 the oldest.
   __device__ int place(int i) const {

@@ -199,7 +199,7 @@ void DecodeAttention::prefetch(size_t i, size_t last, int layer, size_t head) co
   };
   if (const LayerState* far = state(3)) __builtin_prefetch(far);
   if (const LayerState* next = state(2)) {
-    for_planes(*next, [](const Plane& plane) { __builtin_prefetch(&plane, 1); });
+    for_planes(*next, [](const Plane& plane) { plane.prefetch(); });
   }
   if (const LayerState* near = state(1)) {
     for_planes(*near, [](const Plane& plane) { plane.blocks.prefetch(); });

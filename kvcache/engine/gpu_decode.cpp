@@ -112,7 +112,9 @@ void GpuDecode::reserve(const Workload& load) {
 void GpuDecode::begin(std::span<const StepRows> step, Stream& stream) {
   for (const StepRows& rows : step) {
     Sequence& sequence = store_.at(rows.sequence);
-    if (rows.prompt && sequence.prompted) take_back(sequence);
+    if (!rows.prompt || !sequence.prompted) continue;
+    take_back(sequence);
+    sequence.places = -1;  // of the first prompt
   }
   const bool placed = place(step, /*prompts=*/false, stream);
   rows_.clear();
@@ -164,7 +166,7 @@ void GpuDecode::place(std::span<const SequenceId> some, Stream& stream) {
 void GpuDecode::lay(SequenceId id, size_t draft) {
   Sequence& sequence = store_.at(id);
   assert(sequence.uncounted == 0);
-  note_places(traits_, sequence);
+  if (traits_.table().places && sequence.places < 0) sequence.places = most_places(sequence);
   sequence.told_anew = !counts(sequence);
   sequence.placed = !sequence.told_anew && will_be_placed(traits_, sequence);
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {

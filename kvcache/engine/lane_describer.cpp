@@ -90,7 +90,7 @@ void LaneDescriber::describe_runs(const HeadState& head, int layer, size_t index
       if (store == kVisual || by_host) {
         add_packed(head, store, side, layer, runs);
       } else {
-        add_run(plane.blocks.elsewhere(), plane.layout().packing->format, runs);
+        plane.blocks.add_elsewhere(runs);
       }
       if (side == KvSide::kKeys && runs.size() > first) {
         runs[first].q = key_basis_.queries_of(layer, store, index);

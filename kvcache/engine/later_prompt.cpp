@@ -1,6 +1,7 @@
 #include "kvcache/engine/later_prompt.h"
 
 #include <algorithm>
+#include <cassert>
 
 #include "kernels/column_sums.h"
 
@@ -66,6 +67,7 @@ void LaterPrompt::unpack(const LayerState& state, int layer, Stream& stream) {
 /// their place; keeps that of new ones.
 void LaterPrompt::sum_weights(LayerState& state, ConstTensorView q, ConstTensorView k, float scale,
                               Stream& stream) {
+  assert(!traits_.on_gpu());  // a GPU takes one prompt of rules that go on summing
   const auto past = static_cast<size_t>(state.heads[0].slots());
   const size_t columns = past + static_cast<size_t>(k.shape()[0]);
   sums_.resize(traits_.kv_heads() * columns);

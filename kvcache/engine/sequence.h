@@ -148,8 +148,8 @@ struct Sequence {
   /// table anew.
   bool told_anew = false;
   bool placed = false;  ///< its lanes are when they are on_gpu (TableLane.placed)
-  /// Places of a side of a KV head (Plane::places()), at most, when a table was last told of it;
-  /// -1: it never was. Counted once: a batch has hundreds of sequences, of thousands of KV heads.
+  /// Where a table drops packed rows: places of a side of a KV head (Plane::places()), at most; -1:
+  /// not counted yet. Counted once: a batch has hundreds of sequences, of thousands of KV heads.
   int places = -1;
   SequenceSize size;
   int rows = 0;                         ///< tokens fed, complete in every layer

@@ -35,26 +35,12 @@ int places_bound(const CacheTraits& traits, const Sequence& sequence, int layer,
          static_cast<int>(capacity.ring_rows);
 }
 
-/// Those of the KV heads of a sequence whose prompt has ended.
-int places(const Sequence& sequence) noexcept {
-  int most = 0;
-  for (const LayerState& layer : sequence.layers) {
-    for (const HeadState& head : layer.heads) {
-      for (const KvSide side : kSides) {
-        most =
-            std::max(most, head.plane(kVisual, side).places() + head.plane(kRest, side).places());
-      }
-    }
-  }
-  return most;
-}
-
 /// Rows of a KV head that are numbered or weighed by places, at most.
 int weighed_rows(const CacheTraits& traits, const Sequence& sequence) noexcept {
   const TableDrops& drops = traits.table();
   if (!drops.places) return drops.weighs || drops.scores ? peak_rows(traits, sequence) : 0;
   if (sequence.prompted) {
-    return std::min(sequence.places >= 0 ? sequence.places : places(sequence), kMostPlaces);
+    return std::min(sequence.places >= 0 ? sequence.places : most_places(sequence), kMostPlaces);
   }
   int most = 0;
   for (int layer = 0; layer < traits.shape().layers; ++layer) {
@@ -212,8 +198,17 @@ TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequen
   return most;
 }
 
-void note_places(const CacheTraits& traits, Sequence& sequence) noexcept {
-  sequence.places = traits.table().places ? places(sequence) : -1;
+int most_places(const Sequence& sequence) noexcept {
+  int most = 0;
+  for (const LayerState& layer : sequence.layers) {
+    for (const HeadState& head : layer.heads) {
+      for (const KvSide side : kSides) {
+        most =
+            std::max(most, head.plane(kVisual, side).places() + head.plane(kRest, side).places());
+      }
+    }
+  }
+  return most;
 }
 
 TableLoad placed_load(const CacheTraits& traits, const Sequence& sequence) noexcept {

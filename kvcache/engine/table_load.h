@@ -13,8 +13,9 @@ namespace kvlm {
 TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequences,
                      const Workload& load);
 
-/// Counts Sequence.places of a sequence as it is now, before placed_load() and table_counts().
-void note_places(const CacheTraits& traits, Sequence& sequence) noexcept;
+/// Sequence.places of a sequence as it is now, whose prompt has ended: what placed_load() and
+/// table_counts() go by.
+int most_places(const Sequence& sequence) noexcept;
 
 /// What it needs to place a sequence as it is now (TableLane.placed).
 TableLoad placed_load(const CacheTraits& traits, const Sequence& sequence) noexcept;

@@ -167,7 +167,7 @@ void WindowPacker::take_rows(std::span<Flushed> next, const Window& window) {
     const auto ahead = [&](size_t sequences) -> const Plane& {
       return next[sequences].state->heads[h].plane(window.store, window.side);
     };
-    if (next.size() > 2) __builtin_prefetch(&ahead(2), 1);
+    if (next.size() > 2) ahead(2).prefetch();
     if (next.size() > 1) ahead(1).blocks.prefetch();
     Plane& plane = flushed.state->heads[h].plane(window.store, window.side);
     if (plane.full() < window.packing->flush.trigger) continue;

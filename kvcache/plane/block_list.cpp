@@ -299,11 +299,12 @@ void BlockList::add_to(RunList& runs) const noexcept {
   }
 }
 
-void add_run(std::span<const PackedBlock> blocks, const PackedFormat& format, RunList& runs) {
+void BlockList::add_elsewhere(RunList& runs) const noexcept {
+  const std::span<const PackedBlock> blocks = elsewhere();
   if (blocks.empty()) return;
   SlotRun& run = runs.add();
   run.slots = live_rows(blocks);
-  run.format = &format;
+  run.format = &memory_.layout().packing->format;
   run.blocks = blocks;
   if (blocks.size() < 2 || !lie_evenly(blocks)) return;
   run.code_stride = blocks[1].codes - blocks[0].codes;

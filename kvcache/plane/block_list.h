@@ -58,9 +58,10 @@ class BlockList {
   /// Rows whose places, (all_rows(),), have no number have gone.
   void keep(std::span<const int> came);
 
-  /// Appends their run, if there are any.
+  /// Appends their run, if there are any; and that of elsewhere() alone.
   void add_to(RunList& runs) const noexcept;
-  /// Brings what push() and add_to() need into the processor's cache.
+  void add_elsewhere(RunList& runs) const noexcept;
+  /// Brings the blocks that push() and add_to() need into the processor's cache.
   void prefetch() const noexcept {
     if (blocks_.empty()) return;
     __builtin_prefetch(blocks_.data());
@@ -78,15 +79,12 @@ class BlockList {
   int slots_ = 0;
   bool even_ = true;  // blocks lie evenly, at the strides that follow
   size_t bytes_ = 0;
-  BlockMemory memory_;
   std::vector<PackedBlock> blocks_;
   std::ptrdiff_t code_stride_ = 0;
   std::ptrdiff_t scale_stride_ = 0;
+  BlockMemory memory_;
   const BlockList* owner_ = nullptr;
 };
-
-/// Appends the run of blocks that are another plane's.
-void add_run(std::span<const PackedBlock> blocks, const PackedFormat& format, RunList& runs);
 
 /// Whether blocks lie evenly, as SlotRun says.
 bool lie_evenly(std::span<const PackedBlock> blocks) noexcept;

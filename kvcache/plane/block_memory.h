@@ -71,7 +71,7 @@ class BlockMemory {
 
  private:
   PlaneLayout layout_;
-  std::vector<BlockPlace> places_;
+  std::vector<BlockPlace> places_;  // of each block on the list
   std::byte* memory_ = nullptr;
   size_t bump_ = 0;  // bytes of it taken, if packed once
   int most_ = 0;

@@ -18,7 +18,8 @@ namespace kvlm {
 /// stores lies in memory that it is given; bookkeeping is reserved by place(), so that nothing
 /// allocates afterwards.
 struct alignas(64) Plane {
-  // The first line of the processor's cache has what most steps need.
+  // Two lines of the processor's cache have what most steps need: the ring, the list of blocks, how
+  // they lie.
   RowRing ring;
   BlockList blocks;
 
@@ -49,6 +50,13 @@ struct alignas(64) Plane {
   /// Drops a live slot: a packed row dies, a full row leaves a gap, which the caller closes before
   /// anything reads these rows. No gap: ring is null.
   [[nodiscard]] RowGap evict(int slot) noexcept;
+
+  /// Brings what decode reads of it into the processor's cache, and then blocks.prefetch() what it
+  /// points to: what thousands of KV heads say of themselves lies all over memory.
+  void prefetch() const noexcept {
+    __builtin_prefetch(this, 1);
+    __builtin_prefetch(reinterpret_cast<const std::byte*>(this) + 64, 1);
+  }
 
   /// Its full rows, as a GPU that is not to pack them counts them.
   GrowingRows full_rows() const noexcept;

@@ -577,6 +577,9 @@ TEST_F(SmallShapes, RangesOfRows) {
       gather_listed(
           std::vector<ListedRows>{{at(0), halves, many}, {at(0), halves + 140 * dim, many}},
           DType::kF16, dim, DType::kF16, stream);
+      Tensor floats_again(DType::kF32, {70, dim}, device);
+      const ListedRows again{floats, floats_again.view().data(), many};
+      gather_listed({&again, 1}, DType::kF32, dim, DType::kF32, stream);
       Tensor copied(DType::kF16, {40, dim}, device);
       Tensor zeros(DType::kF16, {40, dim});
       std::fill_n(zeros.view().data(), 40 * dim * 2, std::byte{0});
@@ -587,13 +590,15 @@ TEST_F(SmallShapes, RangesOfRows) {
           {at(2), to, 33 * 16}, {at(20), to + 601, 2}, {at(21) + 1, to + 605, 7}};
       copy_ranges(bytes, stream);
       stream.synchronize();
-      return std::array{std::move(wide), std::move(copied), std::move(listed)};
+      return std::array{std::move(wide), std::move(copied), std::move(listed),
+                        std::move(floats_again)};
     };
-    const auto [wide, copied, listed] = run(rows, {}, cpu_);
-    const auto [gpu_wide, gpu_copied, gpu_listed] = run(gpu_rows, kGpu, *gpu_);
+    const auto [wide, copied, listed, again] = run(rows, {}, cpu_);
+    const auto [gpu_wide, gpu_copied, gpu_listed, gpu_again] = run(gpu_rows, kGpu, *gpu_);
     EXPECT_TRUE(same(gpu_wide, wide)) << dim;
     EXPECT_TRUE(same(gpu_copied, copied)) << dim;
     EXPECT_TRUE(same(gpu_listed, listed)) << dim;
+    EXPECT_TRUE(same(gpu_again, again)) << dim;
   }
 }
 
