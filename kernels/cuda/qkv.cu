@@ -1,5 +1,6 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/qkv.h"
+#include "kernels/cuda/turn_pairs.cuh"
 
 namespace kvlm::cuda {
 
@@ -54,20 +55,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = static_cast<int>(threadIdx.x); i < heads * groups; i += kThreads) {
     const int channel = i % groups * kWidth;
     T* low = from + i / groups * (2 * half) + channel;
-    T* high = low + half;
-    float a[kWidth], b[kWidth], c[kWidth], s[kWidth];
-    load_group(low, a);
-    load_group(high, b);
-    load_group(cos + row * half + channel, c);
-    load_group(sin + row * half + channel, s);
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      const float turned = a[j] * c[j] - b[j] * s[j];
-      b[j] = b[j] * c[j] + a[j] * s[j];
-      a[j] = turned;
-    }
-    store_group(low, a);
-    store_group(high, b);
+    turn_pairs<kWidth>(low, low + half, cos + row * half + channel, sin + row * half + channel);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/rope.h"
+#include "kernels/cuda/turn_pairs.cuh"
 
 namespace kvlm::cuda {
 
@@ -15,24 +16,6 @@ struct Parts {
   float* x[kMostParts];
   int heads[kMostParts];
 };
-
-/// Turns kWidth pairs of channels.
-template <int kWidth>
-__device__ __forceinline__ void turn(float* low, float* high, const float* cos, const float* sin) {
-  float a[kWidth], b[kWidth], c[kWidth], s[kWidth];
-  load_group(low, a);
-  load_group(high, b);
-  load_group(cos, c);
-  load_group(sin, s);
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    const float turned = a[j] * c[j] - b[j] * s[j];
-    b[j] = b[j] * c[j] + a[j] * s[j];
-    a[j] = turned;
-  }
-  store_group(low, a);
-  store_group(high, b);
-}
 
 /// Part of row blockIdx.x: kWidth pairs of channels a thread.
 template <int kWidth>
@@ -49,7 +32,7 @@ __global__ void __launch_bounds__(kThreads)
   if (part == kMostParts) return;
   const int channel = i % groups * kWidth;
   float* low = parts.x[part] + (row * parts.heads[part] + head) * head_dim + channel;
-  turn<kWidth>(low, low + half, cos + row * half + channel, sin + row * half + channel);
+  turn_pairs<kWidth>(low, low + half, cos + row * half + channel, sin + row * half + channel);
 }
 
 /// The tensors of one launch, which have equal head_dim.
