@@ -10,43 +10,61 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// Of the rows that have scores, the slot that goes. By all threads of a block.
+/// The scores of a lane's rows, as close_gap() wants them: they lie in order.
+struct Scores {
+  int full;
+  __device__ int place(int i) const { return i; }
+};
+
+/// Of the rows that have scores, the slot that goes. By `kGroup` threads.
+template <int kGroup>
 __device__ int least_scored(const DeviceWeighed& of) {
-  __shared__ int slot_of_least;
+  constexpr int kAhead = kGroup == 32 ? 8 : 1;  // asked for together
   const int end = of.scored - of.tail;
+  const auto thread = static_cast<int>(threadIdx.x % kGroup);
   Candidate least{INFINITY, -1, -1};
-  for (int slot = of.least.first + static_cast<int>(threadIdx.x); slot < end; slot += kThreads) {
-    const Candidate candidate{of.weights[slot], slot, slot};
-    if (goes_first(candidate, least)) least = candidate;
+  for (int first = of.least.first + thread; first < end; first += kGroup * kAhead) {
+    float weights[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int slot = first + i * kGroup;
+      weights[i] = slot < end ? of.weights[slot] : INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int slot = first + i * kGroup;
+      const Candidate candidate{weights[i], slot < end ? slot : -1, slot};
+      if (goes_first(candidate, least)) least = candidate;
+    }
   }
-  least = first_of_block<kThreads>(least);
-  if (threadIdx.x == 0) slot_of_least = least.place;
-  __syncthreads();
-  return slot_of_least;
+  if constexpr (kGroup == 32) {
+    return __shfl_sync(~0u, first_of_warp(least).place, 0);
+  } else {
+    __shared__ int slot_of_least;
+    least = first_of_block<kGroup>(least);
+    if (threadIdx.x == 0) slot_of_least = least.place;
+    __syncthreads();
+    return slot_of_least;
+  }
 }
 
-/// Drops a score, if there is one of this slot. By all threads of a block.
+/// Drops a score, if there is one of this slot. By `kGroup` threads.
+template <int kGroup>
 __device__ void close_scores(DeviceWeighed& of, int slot) {
-  const int left = of.scored - 1;
-  if (slot > left) return;
-  for (int first = slot; first < left; first += kThreads) {
-    const int at = first + static_cast<int>(threadIdx.x);
-    const float next = at < left ? of.weights[at + 1] : 0;
-    __syncthreads();
-    if (at < left) of.weights[at] = next;
-    __syncthreads();
-  }
-  __syncthreads();  // all have read how many there were
-  if (threadIdx.x == 0) of.scored = left;
+  const int scored = of.scored;
+  if (slot >= scored) return;
+  close_gap<kGroup>(Scores{scored}, of.weights, 1, slot, /*from_front=*/false);
+  sync_threads<kGroup>();  // all have read how many there were
+  if (threadIdx.x % kGroup == 0) of.scored = scored - 1;
 }
 
 /// Turns the first rows of a ring of keys by a position more: always from how they came, so that
-/// roundings do not add up (turn_rows()). By all threads of a block.
-template <class T>
+/// roundings do not add up (turn_rows()). By `kGroup` threads.
+template <int kGroup, class T>
 __device__ void turn(const TableArgs& table, const DeviceTail& keys, TurnedRows& turned) {
   const int half = table.turned_half;
   const double* waves = table.waves + int64_t{turned.by + 1} * 2 * half;
-  for (int i = static_cast<int>(threadIdx.x); i < turned.rows * half; i += kThreads) {
+  for (auto i = static_cast<int>(threadIdx.x % kGroup); i < turned.rows * half; i += kGroup) {
     const int row = i / half;
     const int pair = i % half;
     const float* from = turned.keys + static_cast<int64_t>(row) * table.head_dim;
@@ -59,61 +77,78 @@ __device__ void turn(const TableArgs& table, const DeviceTail& keys, TurnedRows&
     to[pair] = store_float<T>(static_cast<float>(a * c - b * s));
     to[pair + half] = store_float<T>(static_cast<float>(b * c + a * s));
   }
-  __syncthreads();
-  if (threadIdx.x == 0) ++turned.by;
+  sync_threads<kGroup>();
+  if (threadIdx.x % kGroup == 0) ++turned.by;
 }
 
+template <int kGroup>
 __device__ void turn_first(const TableArgs& table, int lane) {
   const DeviceTail& keys = table.tails[lane * 2];
   TurnedRows& turned = table.turned[lane];
   switch (table.dtype) {
     case DType::kF16:
-      return turn<__half>(table, keys, turned);
+      return turn<kGroup, __half>(table, keys, turned);
     case DType::kBF16:
-      return turn<__nv_bfloat16>(table, keys, turned);
+      return turn<kGroup, __nv_bfloat16>(table, keys, turned);
     default:
-      return turn<float>(table, keys, turned);
+      return turn<kGroup, float>(table, keys, turned);
   }
 }
 
-/// Drops a slot of a side. By all threads of a block.
+/// Drops a slot of a side. By `kGroup` threads.
+template <int kGroup>
 __device__ void drop(const TableArgs& table, DeviceTail& held, int window, int slot) {
   DeviceTail tail = held;
   tail.count_packed(window);
   const int gap = slot - tail.packed_slots();
   const bool from_front = 2 * gap < tail.full;
-  __syncthreads();  // all have read
-  close_gap_of_rows<kThreads>(tail, gap, from_front,
-                              table.head_dim * (table.dtype == DType::kF32 ? 4 : 2));
-  if (threadIdx.x == 0) {
-    if (from_front) tail.first = tail.place(1);
-    --tail.full;
-    held = tail;
+  sync_threads<kGroup>();  // all have read
+  close_gap_of_rows<kGroup>(tail, gap, from_front,
+                            table.head_dim * (table.dtype == DType::kF32 ? 4 : 2));
+  if (threadIdx.x % kGroup == 0) {
+    held.flushed = tail.flushed;
+    held.packed = tail.packed;
+    held.first = from_front ? tail.place(1) : tail.first;
+    held.full = tail.full - 1;
   }
-  __syncthreads();
+  sync_threads<kGroup>();
 }
 
-/// Block (lane, layer, side), or if rows have scores (lane, layer) for both.
+/// `kGroup` threads, a block or a warp, a lane of a layer, side, or if rows have scores a lane of a
+/// layer for both.
+template <int kGroup>
 __global__ void __launch_bounds__(kThreads) drop_slots(TableArgs table, const int* slots) {
-  const auto number = static_cast<int>(blockIdx.x);
+  const auto number = static_cast<int>(blockIdx.x * (kThreads / kGroup) + threadIdx.x / kGroup);
+  if (number >= table.rows * table.heads) return;
   const auto layer = static_cast<int>(blockIdx.y);
   int slot = slots[number / table.heads * table.layers + layer];
   const int lane = table.lane_at(layer, number);
   if (slot == kNoSlot || table.lanes[lane].placed) return;
-  if (slot == kLeastScore) slot = least_scored(table.weighed[lane]);
+  if (slot == kLeastScore) slot = least_scored<kGroup>(table.weighed[lane]);
   for (auto side = static_cast<int>(blockIdx.z); side < 2; side += static_cast<int>(gridDim.z)) {
-    drop(table, table.tails[lane * 2 + side], table.windows[layer * 2 + side].rows, slot);
-    if (side == 0 && table.turned != nullptr) turn_first(table, lane);
+    drop<kGroup>(table, table.tails[lane * 2 + side], table.windows[layer * 2 + side].rows, slot);
+    if (side == 0 && table.turned != nullptr) turn_first<kGroup>(table, lane);
   }
-  if (table.scored) close_scores(table.weighed[lane], slot);
+  if (table.scored) close_scores<kGroup>(table.weighed[lane], slot);
+}
+
+template <int kGroup>
+void launch(const TableArgs& table, const int* slots, Stream& stream) {
+  const dim3 grid(static_cast<unsigned>(ceil_div(table.rows * table.heads, kThreads / kGroup)),
+                  static_cast<unsigned>(table.layers), table.scored ? 1 : 2);
+  drop_slots<kGroup><<<grid, kThreads, 0, native(stream)>>>(table, slots);
 }
 
 }  // namespace
 
 void evict_slots(const TableArgs& table, const int* slots, Stream& stream) {
-  const dim3 grid(static_cast<unsigned>(table.rows * table.heads),
-                  static_cast<unsigned>(table.layers), table.scored ? 1 : 2);
-  drop_slots<<<grid, kThreads, 0, native(stream)>>>(table, slots);
+  // A warp waits longer for a ring whose many rows move, but many of them wait at once.
+  const int64_t lanes = int64_t{table.rows} * table.heads * table.layers;
+  if (lanes >= int64_t{64} * stream.queue().multiprocessors()) {
+    launch<32>(table, slots, stream);
+  } else {
+    launch<kThreads>(table, slots, stream);
+  }
   check_launch("DecodeTable::evict");
 }
 
