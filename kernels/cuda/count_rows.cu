@@ -132,7 +132,9 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
   ++tail.full;
   place_newest(table, at, side, tail);
   DeviceRun* runs = table.runs + static_cast<int64_t>(at * 2 + side) * table.side_runs;
-  lay_gained(table, tail, runs + table.side_runs - kGainedRuns);
+  DeviceRun* gained = runs + table.side_runs - kGainedRuns;
+  // Of a lane that row_pieces.cu attends to nobody reads the runs.
+  if (gained[kGainedRuns - 1].kernel >= 0) lay_gained(table, tail, gained);
   const int slots = tail.fixed_slots + tail.packed + tail.full;
   const bool fused = table.lanes[at].fused != 0;
   const int first_part = number * table.parts[layer * 2 + side];

@@ -192,18 +192,21 @@ int FormatList::channels(int head_dim) const noexcept {
 }
 
 LaneLayout::LaneLayout(const TableShape& shape, std::span<const std::array<RowWindow, 2>> windows,
-                       int fixed_runs, int longest, FormatList& formats)
+                       std::span<const uint8_t> rows_alone, int fixed_runs, int longest,
+                       FormatList& formats)
     : bounds(shape.layers, fixed_runs + kGainedRuns),
       shape_(shape),
       windows_(windows),
+      rows_alone_(rows_alone),
       formats_(formats),
       fixed_runs_(fixed_runs),
       side_runs_(fixed_runs + kGainedRuns),
       longest_(longest) {}
 
 void LaneLayout::lay(int layer, const TableLane& from, LaneSpace& to) {
-  const FusedLane fused = served_in_one_pass(layer, from);
   LaneWay way{};
+  way.alone = rows_alone_[static_cast<size_t>(layer)] != 0;
+  const FusedLane fused = way.alone ? FusedLane{} : served_in_one_pass(layer, from);
   way.fused = fused.pair != 0;
   way.in_order = !way.fused && goes_in_order(from);
   way.slots = from.keys_gained.packed + from.keys_gained.full;
@@ -211,6 +214,7 @@ void LaneLayout::lay(int layer, const TableLane& from, LaneSpace& to) {
   lay_side(layer, true, from, way, to);
   lay_side(layer, false, from, way, to);
   lay_lane(from, fused, way, to);
+  if (way.alone) return;
   bounds.note_kind(layer, *to.lane, fused.sources);
   if (is_picture(fused.pair)) bounds.note_picture(layer, from.keys[0].slots);
 }
@@ -389,6 +393,7 @@ void LaneLayout::lay_side(int layer, bool keys, const TableLane& lane, const Lan
   const GrowingRows& gained = keys ? lane.keys_gained : lane.values_gained;
   const RowWindow& window = windows_[static_cast<size_t>(layer)][static_cast<size_t>(side)];
   to.tails[side] = tail_of(gained, slots, lane.placed);
+  if (way.alone) return;
   lay_gained(gained, window, keys, made + fixed_runs_, to.tails[side]);
   for (int i = 0; i < kGainedRuns; ++i) {
     const DeviceRun& run = made[fixed_runs_ + i];

@@ -66,6 +66,7 @@ class FormatList {
 
 /// How a lane is laid: what all its runs have in common.
 struct LaneWay {
+  bool alone;     // row_pieces.cu attends to it, which reads no runs
   bool fused;     // it is attended in one pass
   bool in_order;  // DeviceLane::in_run_order
   int slots;      // it has them now
@@ -74,11 +75,12 @@ struct LaneWay {
 /// Says of TableLanes what the GPU keeps of them, and in `bounds` what launches have to reach.
 class LaneLayout {
  public:
-  /// `windows` and `formats`, which others may share, must stay.
+  /// `windows`, `rows_alone` and `formats`, which others may share, must stay.
+  ///   rows_alone  (layers,) row_pieces.cu serves all of a layer's lanes
   ///   fixed_runs  of a lane's side, at most
   ///   longest     slots of a lane, at most
   LaneLayout(const TableShape& shape, std::span<const std::array<RowWindow, 2>> windows,
-             int fixed_runs, int longest, FormatList& formats);
+             std::span<const uint8_t> rows_alone, int fixed_runs, int longest, FormatList& formats);
 
   void lay(int layer, const TableLane& from, LaneSpace& to);
   /// What launches have to reach, of all that was laid.
@@ -103,6 +105,7 @@ class LaneLayout {
 
   TableShape shape_;
   std::span<const std::array<RowWindow, 2>> windows_;  // (layers,)
+  std::span<const uint8_t> rows_alone_;
   FormatList& formats_;
   int fixed_runs_;
   int side_runs_;

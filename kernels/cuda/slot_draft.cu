@@ -10,7 +10,8 @@
 namespace kvlm::cuda::packed {
 
 void SlotDraft::begin() {
-  layout_.emplace(plan_.shape, plan_.windows, plan_.load.fixed_runs, plan_.longest, formats_);
+  layout_.emplace(plan_.shape, plan_.windows, plan_.rows_alone, plan_.load.fixed_runs,
+                  plan_.longest, formats_);
   ring_rows = places = 0;
   weighs_slots = false;
   bytes_ = carve(nullptr);
