@@ -200,7 +200,8 @@ void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensor
   const PromptRows rows = prompt_rows(k, v, past, stream);
   check_head_dim("attention", rows);
   if (multiply != DType::kF32) {
-    return attend_prompt({out, q, rows, causal, scale, multiply}, stream);
+    attend_prompt({out, q, rows, causal, scale, multiply}, stream);
+    return;
   }
   const Prompt p{
       out.as<float>(), q.as<float>(), rows,   q.shape()[0], static_cast<int>(q.shape()[1]),

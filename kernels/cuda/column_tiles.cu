@@ -24,6 +24,7 @@ struct Tiling {
   static constexpr int kHeld = 16 * kRowTiles;
   static constexpr int kBlockRows = kWarps * kHeld;
   static constexpr int kStreamed = kBlockRows / 2;  // two stages take the place of the held rows
+  static_assert(kStreamed == columns_at_a_time(kDim));  // keys may be attention's tiles
   static constexpr int kChunk = 32;
   static constexpr int kStride = kDim + 8;
 };
@@ -31,10 +32,11 @@ struct Tiling {
 /// What both passes read, and what they write.
 struct Launch {
   const void* queries;  // (q_heads, query_rows, kDim): scaled so that weights are powers of two
-  const void* keys;     // (kv_heads, key_rows, kDim)
+  const void* keys;     // (kv_heads, key_tiles) tiles of kStreamed rows, key_stride elements apart
   int rows, columns;    // of the attention
-  int query_rows, key_rows;  // the same and padding
-  int before;                // row i sees columns [0, before + i]
+  int query_rows;       // the same and padding
+  int key_tiles, key_stride;
+  int before;  // row i sees columns [0, before + i]
   int q_per_kv;
   int splits;                 // of the columns, in the first pass
   float newest_weight;        // of the newest row in the sums
@@ -63,12 +65,20 @@ __device__ void copy_rows(const T* from, uint32_t to) {
 template <class Tiles>
 using Scores = float[Tiles::kRowTiles][Tiles::kChunk / 8][4];
 
-/// Multiplies the kBlockRows rows at `held` with the tiles first, first + step, ... below count,
-/// which tile_at(index) finds. For every chunk that work.wants(index, row) calls work.add(index,
-/// row, scores), both the same for all lanes of a warp, and for every tile work.finish(index).
-template <class Tiles, class T, class TileAt, class Work>
-__device__ void multiply(const T* held, int first, int count, int step, const TileAt& tile_at,
-                         Work& work) {
+/// Tile `tile` of a kv_head's keys, or the last in the place of one behind it, which no row sees.
+template <class Tiles, class T>
+__device__ const T* key_tile(const Launch& l, int kv_head, int tile) {
+  const int64_t at = int64_t{kv_head} * l.key_tiles + min(tile, l.key_tiles - 1);
+  return static_cast<const T*>(l.keys) + at * l.key_stride;
+}
+
+/// Multiplies the kBlockRows rows of the two tiles that held_at(half) finds with the tiles first,
+/// first + step, ... below count, which tile_at(index) finds. For every chunk that
+/// work.wants(index, row) calls work.add(index, row, scores), both the same for all lanes of a
+/// warp, and for every tile work.finish(index).
+template <class Tiles, class T, class HeldAt, class TileAt, class Work>
+__device__ void multiply(const HeldAt& held_at, int first, int count, int step,
+                         const TileAt& tile_at, Work& work) {
   constexpr int kSteps = Tiles::kDim / 16;
   constexpr uint32_t kStageBytes = 2 * Tiles::kStreamed * Tiles::kStride;
   __shared__ alignas(16) T shared[Tiles::kBlockRows * Tiles::kStride];
@@ -80,7 +90,10 @@ __device__ void multiply(const T* held, int first, int count, int step, const Ti
   const int by_streamed =
       (warp_lane % 8 + warp_lane / 16 * 8) * Tiles::kStride + warp_lane / 8 % 2 * 8;
 
-  copy_rows<Tiles, Tiles::kBlockRows>(held, stages);
+  for (const uint32_t half : {0u, 1u}) {
+    copy_rows<Tiles, Tiles::kStreamed>(held_at(static_cast<int>(half)),
+                                       stages + half * kStageBytes);
+  }
   asm volatile("cp.async.commit_group;\ncp.async.wait_all;" ::: "memory");
   __syncthreads();
   uint32_t a[kSteps][Tiles::kRowTiles][4];
@@ -290,13 +303,11 @@ __global__ void __launch_bounds__(Tiles::kThreads, 3) find_softmax(Launch l) {
   const int seen = l.before + min(first_row + Tiles::kBlockRows, l.rows);
   const T* queries = static_cast<const T*>(l.queries) +
                      (static_cast<int64_t>(head) * l.query_rows + first_row) * Tiles::kDim;
-  const T* keys = static_cast<const T*>(l.keys) +
-                  static_cast<int64_t>(head / l.q_per_kv) * l.key_rows * Tiles::kDim;
   RowSoftmax<Tiles> work(l.before + warp_row);
-  multiply<Tiles>(
-      queries, split, (seen + Tiles::kStreamed - 1) / Tiles::kStreamed, l.splits,
-      [&](int tile) { return keys + static_cast<int64_t>(tile) * Tiles::kStreamed * Tiles::kDim; },
-      work);
+  multiply<Tiles, T>([&](int half) { return queries + half * Tiles::kStreamed * Tiles::kDim; },
+                     split, (seen + Tiles::kStreamed - 1) / Tiles::kStreamed, l.splits,
+                     [&](int tile) { return key_tile<Tiles, T>(l, head / l.q_per_kv, tile); },
+                     work);
   work.write(l.states + (static_cast<int64_t>(head) * l.splits + split) * l.query_rows + warp_row);
 }
 
@@ -327,11 +338,12 @@ __global__ void __launch_bounds__(Tiles::kThreads, 3) add_weights(Launch l) {
   const int first_head = kv_head * l.q_per_kv;
   const int first_tile = max(0, first_column - l.before) / Tiles::kStreamed;
   const int tiles = (l.rows + Tiles::kStreamed - 1) / Tiles::kStreamed - first_tile;
-  const T* keys = static_cast<const T*>(l.keys) +
-                  (static_cast<int64_t>(kv_head) * l.key_rows + first_column) * Tiles::kDim;
   ColumnWeights<Tiles> work(l, first_head, first_tile, tiles, warp_column);
-  multiply<Tiles>(
-      keys, static_cast<int>(blockIdx.z), l.q_per_kv * tiles, static_cast<int>(gridDim.z),
+  multiply<Tiles, T>(
+      [&](int half) {
+        return key_tile<Tiles, T>(l, kv_head, 2 * static_cast<int>(blockIdx.x) + half);
+      },
+      static_cast<int>(blockIdx.z), l.q_per_kv * tiles, static_cast<int>(gridDim.z),
       [&](int index) {
         const int64_t row = static_cast<int64_t>(first_head + index / tiles) * l.query_rows +
                             (first_tile + index % tiles) * Tiles::kStreamed;
@@ -412,10 +424,13 @@ void sum_as(const ColumnTilesJob& job, double* parts, Stream& stream) {
   l.rows = static_cast<int>(sizes.rows);
   l.columns = static_cast<int>(sizes.columns);
   l.query_rows = static_cast<int>(sizes.row_blocks * sizes.held);
-  l.key_rows = static_cast<int>(sizes.column_blocks * sizes.held);
+  const bool attends = job.attention != nullptr;
+  const auto tile_rows = static_cast<int>(sizes.held / 2);
+  l.key_tiles = static_cast<int>(ceil_div(sizes.columns, tile_rows));
+  l.key_stride = (attends ? 2 : 1) * tile_rows * sizes.dim;  // a tile of values is between
   l.before = static_cast<int>(keys.past_rows + job.rows.first);
   l.q_per_kv = static_cast<int>(sizes.q_heads / keys.kv_heads);
-  l.splits = job.attention != nullptr ? 0 : sizes.column_splits;
+  l.splits = attends ? 0 : sizes.column_splits;
   l.newest_weight = job.rows.newest_weight;
   l.parts = parts;
   l.small = job.small;
@@ -423,15 +438,13 @@ void sum_as(const ColumnTilesJob& job, double* parts, Stream& stream) {
   // softmax, its parts, queries, keys
   const int64_t state_count = sizes.q_heads * l.query_rows;
   const int64_t query_count = state_count * sizes.dim;
-  const int64_t key_count = int64_t{keys.kv_heads} * l.key_rows * sizes.dim;
+  const int64_t key_count = attends ? 0 : int64_t{keys.kv_heads} * l.key_tiles * l.key_stride;
   const auto bytes = static_cast<size_t>(state_count * (1 + l.splits)) * sizeof(float2) +
                      static_cast<size_t>(query_count + key_count) * sizeof(T);
   l.softmax = reinterpret_cast<float2*>(stream.queue().scratch(kColumnRows, bytes));
   l.states = l.softmax + state_count;
   T* rounded_queries = reinterpret_cast<T*>(l.states + state_count * l.splits);
-  T* rounded_keys = rounded_queries + query_count;
   l.queries = rounded_queries;
-  l.keys = rounded_keys;
 
   constexpr unsigned kThreads = 256;
   const auto blocks = [&](int64_t rows) {
@@ -441,17 +454,20 @@ void sum_as(const ColumnTilesJob& job, double* parts, Stream& stream) {
                      native(stream)>>>(
       job.q.as<float>(), job.rows.first, l.rows, static_cast<int>(sizes.q_heads), keys.head_dim,
       job.scale * kLog2E, l.query_rows, sizes.dim, rounded_queries);
-  round_rows<T><<<dim3(blocks(l.key_rows), static_cast<unsigned>(keys.kv_heads), 1), kThreads, 0,
-                  native(stream)>>>(keys, sizes.columns, sizes.column_blocks,
-                                    static_cast<int>(sizes.held), sizes.dim, rounded_keys);
-  check_launch("column_sums");
-  const bool attends = job.attention != nullptr;
   if (attends) {
     PromptJob attention = *job.attention;
     attention.softmax = l.softmax;
     attention.softmax_rows = l.query_rows;
-    attend_prompt(attention, stream);
+    l.keys = attend_prompt(attention, stream);
+  } else {
+    T* rounded_keys = rounded_queries + query_count;
+    l.keys = rounded_keys;
+    round_rows<T>
+        <<<dim3(blocks(int64_t{l.key_tiles} * tile_rows), static_cast<unsigned>(keys.kv_heads), 1),
+           kThreads, 0, native(stream)>>>(keys, sizes.columns, l.key_tiles, tile_rows, sizes.dim,
+                                          rounded_keys);
   }
+  check_launch("column_sums");
   if (sizes.dim == 32) return launch_passes<32, T>(l, sizes, keys.kv_heads, attends, stream);
   if (sizes.dim == 64) return launch_passes<64, T>(l, sizes, keys.kv_heads, attends, stream);
   if (sizes.dim == 96) return launch_passes<96, T>(l, sizes, keys.kv_heads, attends, stream);

@@ -183,7 +183,7 @@ void launch_dim(const Launch& l, Stream& stream) {
 }
 
 template <class T>
-void attend_as(const PromptJob& job, Stream& stream) {
+const void* attend_as(const PromptJob& job, Stream& stream) {
   const PromptRows& rows = job.rows;
   const int64_t n = job.q.shape()[0];
   const int64_t columns = rows.past_rows + n;
@@ -215,18 +215,19 @@ void attend_as(const PromptJob& job, Stream& stream) {
   l.query_scale = job.scale * kLog2E;
   l.softmax = job.softmax;
   l.softmax_rows = job.softmax_rows;
-  if (dim == 32) return launch_dim<32, T>(l, stream);
-  if (dim == 64) return launch_dim<64, T>(l, stream);
-  if (dim == 96) return launch_dim<96, T>(l, stream);
-  if (dim == 128) return launch_dim<128, T>(l, stream);
-  launch_dim<256, T>(l, stream);
+  if (dim == 32) launch_dim<32, T>(l, stream);
+  if (dim == 64) launch_dim<64, T>(l, stream);
+  if (dim == 96) launch_dim<96, T>(l, stream);
+  if (dim == 128) launch_dim<128, T>(l, stream);
+  if (dim == 256) launch_dim<256, T>(l, stream);
+  return rounded;
 }
 
 }  // namespace
 
-void attend_prompt(const PromptJob& job, Stream& stream) {
+const void* attend_prompt(const PromptJob& job, Stream& stream) {
   if (job.multiply == DType::kF16) return attend_as<__half>(job, stream);
-  attend_as<__nv_bfloat16>(job, stream);
+  return attend_as<__nv_bfloat16>(job, stream);
 }
 
 }  // namespace kvlm::cuda

@@ -20,8 +20,9 @@ struct PromptJob {
 };
 
 /// Attends on the tensor cores: q * scale, keys, values and weights are rounded to `multiply`,
-/// scores, the softmax and all sums are f32. Takes scratch for the rounded keys and values.
+/// scores, the softmax and all sums are f32. Takes scratch for the rounded keys and values, which
+/// it returns: tiles of columns_at_a_time() rows as round_rows() lays them, until the next call.
 /// Source: Dao 2023, "FlashAttention-2", alg. 1.
-void attend_prompt(const PromptJob& job, Stream& stream);
+const void* attend_prompt(const PromptJob& job, Stream& stream);
 
 }  // namespace kvlm::cuda

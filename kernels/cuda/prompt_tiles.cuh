@@ -103,6 +103,9 @@ inline int padded(int head_dim) {
   return 256;
 }
 
+/// Columns that attention multiplies at a time: the rows of its tiles.
+constexpr int columns_at_a_time(int padded_dim) { return padded_dim > 128 ? 32 : 64; }
+
 /// Rows as tiles (kv_heads, tiles, parts, tile_columns, padded_dim) of T, of each tile first its
 /// keys and, where gridDim.z is 2, then its values; what is padding is zero.
 template <class T>

@@ -9,9 +9,6 @@ namespace kvlm::cuda {
 /// then at most 2^8, far from the largest half, and after the first tiles rescaling is rare.
 constexpr float kSlack = 8.0f;
 
-/// Columns that are multiplied at a time.
-constexpr int columns_at_a_time(int padded_dim) { return padded_dim > 128 ? 32 : 64; }
-
 /// How a block divides its work: kWarps warps of kRowTiles * 16 queries each, against kKeys keys at
 /// a time. Rows of shared memory are 16 bytes longer than kDim, so that eight of them start in
 /// different banks.
