@@ -156,11 +156,13 @@ uint32_t pairs_of(std::span<const SlotRun> runs, bool keys, int head_dim) {
 /// Joins the splits of lanes that several blocks have taken.
 __global__ void __launch_bounds__(kJoinThreads) join_splits(AttendArgs args, FusedArgs fused) {
   const auto index = static_cast<int>(blockIdx.x);
+  // Lanes have been counted: what has let this kernel start has waited for that.
+  const DeviceLane lane = lane_of(args, lane_at(args, index));
+  const bool is_joined = lane.fused == 0 || is_picture(lane.fused) ||
+                         has_all_splits(fused, fused_splits_of(lane.slots));  // by a block
   wait_for_earlier();
   let_next_start();
-  const DeviceLane lane = lane_of(args, lane_at(args, index));
-  if (lane.fused == 0 || is_picture(lane.fused)) return;
-  if (has_all_splits(fused, fused_splits_of(lane.slots))) return;  // a block has joined them
+  if (is_joined) return;
   const auto query = static_cast<int>(blockIdx.y);
   join_queries(args, fused, lane, args.head_dim, index, query, query + 1);
 }

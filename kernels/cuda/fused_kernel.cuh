@@ -188,15 +188,15 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   const int first_query = static_cast<int>(blockIdx.z) * kGroups * kGroupQueries;
   if constexpr (requires { K::prepare(); }) K::prepare();
   if constexpr (requires { V::prepare(); }) V::prepare();
-  wait_for_earlier();
-  let_next_start();
+  // Lanes and runs have been counted: the kernel that stores a step's rows has waited for that
+  // before it let this one start. The rows, and queries in another basis, may be on their way.
   const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
-  if (lane.fused != fused.pair) return;
+  if (lane.fused != fused.pair) return wait_for_earlier();
   const int splits = fused_splits_of(lane.slots);
   const auto block = static_cast<int>(blockIdx.y);
   const int first_split = block * splits / fused.blocks;
   const int end_split = (block + 1) * splits / fused.blocks;
-  if (first_split == end_split) return;
+  if (first_split == end_split) return wait_for_earlier();
   const int key_runs = lane.last_keys - lane.first_keys + 1;
   const int run_count = lane.last_values - lane.first_keys + 1;
   const OperandThread my;
@@ -204,6 +204,8 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   if (static_cast<int>(threadIdx.x) < run_count) {
     runs[threadIdx.x].take(args, lane.first_keys + static_cast<int>(threadIdx.x));
   }
+  wait_for_earlier();
+  let_next_start();
   __syncthreads();
   auto* bytes = reinterpret_cast<std::byte*>(dynamic);
   const auto source_at = [&](int i) -> Source& {
