@@ -10,7 +10,10 @@
 namespace kvlm {
 
 DecodeWeights::DecodeWeights(const CacheTraits& traits)
-    : traits_(traits), wanted_(traits.layouts().keeps_weights()), collected_(traits.device()) {}
+    : traits_(traits),
+      wanted_(traits.layouts().keeps_weights()),
+      collected_(traits.device()),
+      on_host_(Device{}) {}
 
 void DecodeWeights::reserve(const Workload& load) {
   if (!wanted_) return;
@@ -18,8 +21,8 @@ void DecodeWeights::reserve(const Workload& load) {
   const size_t floats =
       load.rows * layers / (traits_.layouts().per_head() ? 1 : traits_.kv_heads());
   if (ordered_.size() < load.longest) ordered_.resize(load.longest);
-  if (on_host_.size() < floats) on_host_.resize(floats);
   collected_.grow(floats);
+  on_host_.grow(floats);
   step_sums_.reserve(load.heads);
   lists_.reserve(load.heads * layers);
   means_.reserve(load.heads * layers);
@@ -128,7 +131,7 @@ void DecodeWeights::add_mean(const Sequence& sequence, int layer, size_t head, s
 
 std::span<const float> DecodeWeights::next(const HeadState& head) noexcept {
   const auto n = static_cast<size_t>(head.slots());
-  const std::span<const float> weights = std::span(on_host_).subspan(read_, n);
+  const std::span<const float> weights = std::span(on_host_.data() + read_, n);
   read_ += n;
   if (!traits_.plan().split) return weights;
   std::array<size_t, kStores> at{0, static_cast<size_t>(head.stores[kVisual].keys.slots())};

@@ -58,7 +58,7 @@ class DecodeWeights {
   std::vector<const float*> lists_;
   std::vector<MeanJob> means_;
   FloatSpace collected_;
-  std::vector<float> on_host_;  // the same
+  FloatSpace on_host_;          // the same
   size_t read_ = 0;             // of on_host_
   std::vector<float> ordered_;  // of one KV head
 };
