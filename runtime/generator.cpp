@@ -332,6 +332,8 @@ int Generator::keep(std::unique_ptr<Sequence> sequence) {
 }
 
 void Generator::make_room(size_t slots) {
+  if (slots <= room_) return;
+  slots = std::max(slots, 2 * room_);  // sequences come one by one, and a GPU waits for memory
   sequences_.reserve(slots);
   stepping_.reserve(slots);
   rows_.reserve(slots);
@@ -339,8 +341,8 @@ void Generator::make_room(size_t slots) {
   ids_.reserve(slots);
   sampling_.reserve(slots);
   const auto count = static_cast<int64_t>(slots);
-  if (!embeddings_.empty() && embeddings_.shape()[0] >= count) return;
   embeddings_ = Tensor(DType::kF32, {count, model_->decoder().hidden()}, stream_->device());
+  room_ = slots;
 }
 
 TensorView Generator::prompt_rows(int64_t rows) {

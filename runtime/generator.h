@@ -127,7 +127,8 @@ class Generator {
   std::vector<Position> positions_;
   std::vector<int32_t> ids_;  // that go in, then those that come out
   std::vector<RowSampling> sampling_;
-  Tensor embeddings_;  // (sequences, hidden)
+  size_t room_ = 0;    // sequences that make_room() has made room for
+  Tensor embeddings_;  // (room_, hidden)
   // Of the latest prompt, kept beyond it, because a GPU that gives memory back first finishes what
   // it has to do, the next prompt's pictures among it: until the next step or prompt, or where an
   // embedding takes little memory, always.
