@@ -66,9 +66,10 @@ class Stream {
   std::unique_ptr<Scratch> scratch_;
 };
 
-/// Work that a GPU is given when something is first copied to its host: it is queued behind that
-/// copy, so that the GPU goes on while the host does what it waited for the copy to do. Done at
-/// most once, while this lives; on the CPU, where nobody waits, never.
+/// Work that a GPU is given when something is first copied to its host, or when
+/// Queue::do_meanwhile() says so: it is queued behind that copy, so that the GPU goes on while the
+/// host does what it waited for the copy to do. Done at most once, while this lives; on the CPU,
+/// where nobody waits, never.
 class Meanwhile {
  public:
   /// `work` must not throw. One at a time.

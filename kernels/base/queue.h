@@ -91,6 +91,8 @@ class Queue {
   /// What the next copy() to the host calls, once, when the copy is queued and before it waits, or
   /// null; it may queue more, which is not waited for.
   void set_meanwhile(std::function<void()>* work) noexcept;
+  /// Calls it, unless some copy has.
+  void do_meanwhile();
   /// Waits. Throws Error{kDevice} if anything queued has failed.
   void synchronize();
   /// Marks where the queue's clock starts and where it stops; milliseconds between the two, when

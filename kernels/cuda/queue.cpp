@@ -248,11 +248,15 @@ struct Queue::State {
     return true;
   }
 
+  void do_meanwhile() {
+    if (meanwhile != nullptr) (*std::exchange(meanwhile, nullptr))();
+  }
+
   /// Copies to the host, and does what is to be done meanwhile. If can_fetch().
   void fetch(void* to, const void* from, size_t bytes) {
     check(cudaMemcpyAsync(fetched.host, from, bytes, cudaMemcpyDeviceToHost, stream), "copy");
     check(cudaEventRecord(fetched.there, stream), "copy");
-    (*std::exchange(meanwhile, nullptr))();
+    do_meanwhile();
     check(cudaEventSynchronize(fetched.there), "copy");
     std::memcpy(to, fetched.host, bytes);
   }
@@ -369,6 +373,8 @@ void Queue::copy(void* to, bool to_gpu, const void* from, bool from_gpu, size_t 
 }
 
 void Queue::set_meanwhile(std::function<void()>* work) noexcept { state_->meanwhile = work; }
+
+void Queue::do_meanwhile() { state_->do_meanwhile(); }
 
 void Queue::start_clock() { check(cudaEventRecord(state_->clock[0], state_->stream), "a clock"); }
 

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "kernels/base/error.h"
+#include "kernels/base/readback.h"
 #include "kernels/base/recording.h"
 #include "kernels/cuda/activation.h"
 #include "kernels/cuda/attend_packed.h"
@@ -276,5 +277,13 @@ bool Recording::make(Stream&, const std::function<void()>&) { cuda::refuse("Reco
 bool Recording::fits(Stream&) const noexcept { return false; }
 void Recording::run(Stream&) { cuda::refuse("Recording"); }
 void Recording::clear() noexcept {}
+
+struct Readback::State {};
+Readback::Readback() = default;
+Readback::~Readback() = default;
+Readback::Readback(Readback&&) noexcept = default;
+Readback& Readback::operator=(Readback&&) noexcept = default;
+void Readback::start(const void*, size_t, Stream&) { cuda::refuse("Readback"); }
+const std::byte* Readback::wait() const { cuda::refuse("Readback"); }
 
 }  // namespace kvlm

@@ -53,6 +53,7 @@ void Queue::send(std::byte*, const std::byte*, size_t) { refuse(); }
 void Queue::copy(void*, bool, const void*, bool, size_t) { refuse(); }
 
 void Queue::set_meanwhile(std::function<void()>*) noexcept {}
+void Queue::do_meanwhile() {}
 
 void Queue::synchronize() { refuse(); }
 
