@@ -52,7 +52,13 @@ class Layouts {
   /// Layers whose prompt rows are staged at a time: all if joint(), else those packed together; 0
   /// unless the cache stages().
   int staged_layers() const noexcept;
-  /// Where a layer is among them.
+  /// The end of a prompt finishes a layer's group behind the next one's attention: the host selects
+  /// for some layers by sums of attention while a GPU is at others.
+  bool selects_behind() const noexcept;
+  /// Layers of a group, which are finished together: those staged, or half of them if the cache
+  /// selects_behind().
+  int group_layers() const noexcept;
+  /// Where a layer is among those staged.
   size_t staged_index(int layer) const noexcept {
     return static_cast<size_t>(layer % staged_layers());
   }

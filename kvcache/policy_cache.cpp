@@ -170,8 +170,20 @@ void PolicyCache::attend_prompt(const StepRows& rows, int layer, const QkvRows& 
     later_prompts_.attend(sequence, rows, layer, stored.q, stored.k, stored.v, out, scale, stream);
   } else {
     prompts_.attend(sequence, rows, layer, begins ? given : stored, stored, out, scale, stream);
+    if (prompts_.ends_group(rows, layer)) {
+      if (prompts_.waits()) prepare_sequences(stream);
+      prompts_.finish_group(sequence, rows, layer, stream);
+    }
   }
   if (rotation_.turns(layer) && !begins) Rotation::turn_back(out, stream);
+}
+
+/// While a GPU is at a prompt, before the host waits for it: does what other sequences would have
+/// to wait for, one whose prompt has ended at its first step, and the next one when it opens.
+void PolicyCache::prepare_sequences(Stream& stream) {
+  if (!gpu_.serves()) return;
+  gpu_.place_waiting(stream);
+  store_.prepare_next();
 }
 
 uint64_t PolicyCache::repetition() const noexcept {
@@ -196,6 +208,7 @@ void PolicyCache::end(Stream& stream) {
     settling_.insert(settling_.end(), taken_back.begin(), taken_back.end());
   }
   if (!settling_.empty()) settle(settling_, shape().layers, window_packer_, evictor_, stream);
+  if (std::ranges::any_of(step, &StepRows::prompt)) prepare_sequences(stream);
   for (const StepRows& rows : step) {
     Sequence& sequence = store_.at(rows.sequence);
     if (!sequence.prompted) prompts_.end(sequence, rows, stream);
@@ -203,7 +216,7 @@ void PolicyCache::end(Stream& stream) {
     if (rows.prompt) SequenceStore::count_planes(sequence);
     if (!sequence.on_gpu) store_.account(sequence);
   }
-  if (gpu_.serves()) gpu_.place_prompts(step, stream);
+  if (gpu_.serves()) gpu_.end_prompts(step, prompts_.waits(), stream);
   in_step_ = false;
 }
 

@@ -103,6 +103,7 @@ void GpuDecode::reserve(const Workload& load) {
   queries_ = queries;
   table_->reserve(most);
   placing_.reserve(load.sequences);
+  waiting_.reserve(load.slots);
   of_host_.reserve(load.sequences);
   while (describers_.size() < static_cast<size_t>(table_->drafts())) {
     describers_.emplace_back(traits_, key_basis_, remap_, describers_.size());
@@ -114,6 +115,7 @@ void GpuDecode::begin(std::span<const StepRows> step, Stream& stream) {
     Sequence& sequence = store_.at(rows.sequence);
     if (!rows.prompt || !sequence.prompted) continue;
     take_back(sequence);
+    std::erase(waiting_, rows.sequence);
     sequence.places = -1;  // of the first prompt
   }
   const bool placed = place(step, /*prompts=*/false, stream);
@@ -128,8 +130,25 @@ void GpuDecode::begin(std::span<const StepRows> step, Stream& stream) {
   if (!rows_.empty()) table_->start(rows_, stream);
 }
 
-void GpuDecode::place_prompts(std::span<const StepRows> step, Stream& stream) {
-  if (place(step, /*prompts=*/true, stream)) known_rows_.clear();
+void GpuDecode::end_prompts(std::span<const StepRows> step, bool waited, Stream& stream) {
+  if (!waited) {
+    if (place(step, /*prompts=*/true, stream)) known_rows_.clear();
+    return;
+  }
+  for (const StepRows& rows : step) {
+    if (rows.prompt && rows.ends_prompt) waiting_.push_back(rows.sequence);
+  }
+}
+
+void GpuDecode::place_waiting(Stream& stream) {
+  std::erase_if(waiting_, [&](SequenceId id) {
+    const Sequence& sequence = store_.at(id);
+    return !sequence.open || !sequence.prompted;
+  });
+  if (waiting_.empty()) return;
+  place_all(waiting_, stream);
+  waiting_.clear();
+  known_rows_.clear();
 }
 
 /// Places the sequences of a step's prompts that have ended, or of its generated rows, that the
@@ -140,16 +159,20 @@ bool GpuDecode::place(std::span<const StepRows> step, bool prompts, Stream& stre
     if (rows.prompt != prompts || (prompts && !rows.ends_prompt)) continue;
     if (!store_.at(rows.sequence).on_gpu) placing_.push_back(rows.sequence);
   }
-  const auto together = static_cast<size_t>(table_->drafts());
-  for (size_t first = 0; first < placing_.size(); first += together) {
-    const size_t count = std::min(together, placing_.size() - first);
-    place(std::span(placing_).subspan(first, count), stream);
-  }
+  place_all(placing_, stream);
+  std::erase_if(waiting_, [&](SequenceId id) { return store_.at(id).on_gpu; });
   return !placing_.empty();
 }
 
-/// Places some, as many at most as may be on their way together.
-void GpuDecode::place(std::span<const SequenceId> some, Stream& stream) {
+void GpuDecode::place_all(std::span<const SequenceId> ids, Stream& stream) {
+  const auto together = static_cast<size_t>(table_->drafts());
+  for (size_t first = 0; first < ids.size(); first += together) {
+    place_some(ids.subspan(first, std::min(together, ids.size() - first)), stream);
+  }
+}
+
+/// Places as many at most as may be on their way together.
+void GpuDecode::place_some(std::span<const SequenceId> some, Stream& stream) {
   table_->await_drafts(some.size());
   for_sequences(some.size(), traits_.layers() * traits_.kv_heads(), stream,
                 [&](size_t begin, size_t end) {

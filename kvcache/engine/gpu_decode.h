@@ -42,9 +42,11 @@ class GpuDecode {
   /// Ends a step: packs the windows that are full, and drops rows. Returns the sequences in which
   /// the host has to do so, caught up.
   std::span<Sequence* const> end(std::span<const StepRows> step, Stream& stream);
-  /// Places the sequences whose prompt has ended with the step, while the GPU still is at the
-  /// prompt.
-  void place_prompts(std::span<const StepRows> step, Stream& stream);
+  /// Prompts have ended with the step. Their sequences are placed while the GPU has something to
+  /// do: it still is at the prompt, or if the host has `waited` for its end, by place_waiting().
+  void end_prompts(std::span<const StepRows> step, bool waited, Stream& stream);
+  /// The GPU has begun another prompt.
+  void place_waiting(Stream& stream);
   /// The step that has begun will not be ended. What its layers have added to attention weights
   /// stays, as on the host.
   void give_up();
@@ -77,7 +79,8 @@ class GpuDecode {
 
   bool place(std::span<const StepRows> step, bool prompts, Stream& stream);
   bool counts(const Sequence& sequence) const;
-  void place(std::span<const SequenceId> some, Stream& stream);
+  void place_all(std::span<const SequenceId> ids, Stream& stream);
+  void place_some(std::span<const SequenceId> some, Stream& stream);
   void lay(SequenceId id, size_t draft);
   void end_step_of(Sequence& sequence, size_t number, StepEnd& found);
   void change_queries(int layer, const float* q, Stream& stream);
@@ -94,10 +97,11 @@ class GpuDecode {
   bool basis_known_ = false;               // it knows those of this step
   std::vector<LaneDescriber> describers_;  // one for each of the table's drafts
   std::vector<SequenceId> placing_;
-  std::vector<int> dropped_;        // (rows of this step, layers)
-  std::vector<int> of_sequence_;    // (layers,) of one
-  std::vector<Sequence*> of_host_;  // to flush and to drop
-  const float* queries_ = nullptr;  // where those in another basis are
+  std::vector<SequenceId> waiting_;  // their prompts have ended
+  std::vector<int> dropped_;         // (rows of this step, layers)
+  std::vector<int> of_sequence_;     // (layers,) of one
+  std::vector<Sequence*> of_host_;   // to flush and to drop
+  const float* queries_ = nullptr;   // where those in another basis are
   int64_t laid_ = 0;
   mutable bool bytes_known_ = true;  // to the arena, of sequences whose packed rows the GPU drops
 };

@@ -5,10 +5,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
 #include "kernels/base/error.h"
+#include "kernels/base/queue.h"
 #include "kernels/column_sums.h"
 #include "kernels/elementwise.h"
 
@@ -94,6 +96,7 @@ double* PromptSelector::sums_of(Sequence& sequence, int layer) {
   if (selects_by_means()) all += staged_layers() * rows;
   if (prompt.sums.bytes() == 0) {
     prompt.sums = std::move(spare_sums_);
+    prompt.read = std::move(spare_read_);
     if (prompt.sums.bytes() < all * sizeof(double)) {
       prompt.sums = Buffer();  // first, so that not both are held
       prompt.sums = Buffer(traits_.device(), all * sizeof(double));
@@ -107,34 +110,45 @@ bool PromptSelector::selects_by_means() const noexcept {
   return !traits_.retention()->per_head() && !traits_.layouts().keeps_weights();
 }
 
-/// Waits for the importance that a rule selects by.
-void PromptSelector::fetch(Sequence& sequence, Stream& stream) const {
+void PromptSelector::fetch(Sequence& sequence, int begin, int end, Stream& stream) const {
+  if (!measures()) return;
   PromptState& prompt = sequence.prompt;
   const auto rows = static_cast<size_t>(sequence.size.prompt_rows);
-  const size_t of_heads = staged_layers() * traits_.kv_heads() * rows;
-  const bool on_gpu = prompt.sums.bytes() > 0;
-  if (!on_gpu && prompt.importance.empty()) return;  // no rule asks
-  const auto get = [&](std::vector<double>& to, size_t first, size_t count) {
-    to.resize(count);
-    const Shape bytes{static_cast<int64_t>(count * sizeof(double))};
-    copy(TensorView(to.data(), DType::kU8, bytes),
-         TensorView(prompt.sums.data() + first * sizeof(double), DType::kU8, bytes,
-                    traits_.device()),
-         stream);
-  };
-  if (!selects_by_means()) {
-    if (on_gpu) get(prompt.importance, 0, of_heads);
-    return;
+  const size_t of_heads = traits_.kv_heads() * rows;
+  const auto layers = static_cast<size_t>(end - begin);
+  const bool on_gpu = traits_.on_gpu();
+  double* sums = on_gpu ? reinterpret_cast<double*>(prompt.sums.data()) : prompt.importance.data();
+  const double* from = sums + index_of(begin) * of_heads;
+  size_t count = layers * of_heads;
+  if (selects_by_means()) {
+    if (!on_gpu) prompt.means.resize(staged_layers() * rows);
+    double* means = on_gpu ? sums + staged_layers() * of_heads : prompt.means.data();
+    means += index_of(begin) * rows;
+    mean_over_heads(from, end - begin, traits_.shape().kv_heads, static_cast<int64_t>(rows), means,
+                    stream);
+    from = means;
+    count = layers * rows;
   }
-  const size_t count = staged_layers() * rows;
-  if (!on_gpu) prompt.means.resize(count);
-  const double* sums =
-      on_gpu ? reinterpret_cast<const double*>(prompt.sums.data()) : prompt.importance.data();
-  double* means =
-      on_gpu ? reinterpret_cast<double*>(prompt.sums.data()) + of_heads : prompt.means.data();
-  mean_over_heads(sums, static_cast<int64_t>(staged_layers()), traits_.shape().kv_heads,
-                  static_cast<int64_t>(rows), means, stream);
-  if (on_gpu) get(prompt.means, of_heads, count);
+  if (on_gpu) read_of(prompt, begin).start(from, count * sizeof(double), stream);
+}
+
+/// Where what layers from `begin` on are selected by is copied to.
+Readback& PromptSelector::read_of(PromptState& prompt, int begin) const noexcept {
+  return prompt.read[static_cast<size_t>(begin / traits_.layouts().group_layers() % 2)];
+}
+
+/// Waits for what fetch() has queued.
+void PromptSelector::await(Sequence& sequence, int begin, int end, Stream& stream) const {
+  if (!measures() || !traits_.on_gpu()) return;
+  PromptState& prompt = sequence.prompt;
+  const bool by_means = selects_by_means();
+  const size_t of_layer =
+      (by_means ? 1 : traits_.kv_heads()) * static_cast<size_t>(sequence.size.prompt_rows);
+  std::vector<double>& to = by_means ? prompt.means : prompt.importance;
+  to.resize(staged_layers() * of_layer);
+  if (end == traits_.shape().layers) stream.queue().do_meanwhile();
+  std::memcpy(to.data() + index_of(begin) * of_layer, read_of(prompt, begin).wait(),
+              static_cast<size_t>(end - begin) * of_layer * sizeof(double));
 }
 
 void PromptSelector::score(Sequence& sequence, const StepRows& rows, int layer,
@@ -158,7 +172,7 @@ void PromptSelector::score(Sequence& sequence, const StepRows& rows, int layer,
 
 std::vector<LayerSelection> PromptSelector::select(Sequence& sequence, int begin, int end,
                                                    Stream& stream) const {
-  fetch(sequence, stream);
+  await(sequence, begin, end, stream);
   if (traits_.retention() != nullptr && traits_.layouts().joint()) {
     return traits_.retention()->select(view_of(sequence, -1), traits_.plan().pairs);
   }
@@ -197,6 +211,7 @@ PromptView PromptSelector::view_of(const Sequence& sequence, int layer) const {
 
 void PromptSelector::keep_memory(PromptState& prompt) {
   if (prompt.sums.bytes() > spare_sums_.bytes()) spare_sums_ = std::move(prompt.sums);
+  if (prompt.read[0].holds_any()) spare_read_ = std::move(prompt.read);
 }
 
 const double* PromptSelector::sums_of_heads(const Sequence& sequence, int layer) const noexcept {

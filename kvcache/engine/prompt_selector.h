@@ -30,7 +30,9 @@ class PromptSelector {
   /// Lets the rule score what a layer has stored of a prompt, once all is there.
   void score(Sequence& sequence, const StepRows& rows, int layer, const StoredSides& stored,
              ConstTensorView q, float scale, Stream& stream);
-  /// The selections of layers begin..end, of all at once if joint; waits for what they go by.
+  /// Queues the copy of the sums that the rule selects layers begin..end by, if it asks for them.
+  void fetch(Sequence& sequence, int begin, int end, Stream& stream) const;
+  /// The selections of layers begin..end, of all at once if joint; waits for fetch().
   std::vector<LayerSelection> select(Sequence& sequence, int begin, int end, Stream& stream) const;
   /// The sums of a layer that has been selected for, (kv_heads, prompt rows), if a rule goes on
   /// with them in decode.
@@ -42,7 +44,8 @@ class PromptSelector {
   int first_measured_row(const Sequence& sequence, int seen) const noexcept;
   double* sums_of(Sequence& sequence, int layer);
   bool selects_by_means() const noexcept;
-  void fetch(Sequence& sequence, Stream& stream) const;
+  Readback& read_of(PromptState& prompt, int begin) const noexcept;
+  void await(Sequence& sequence, int begin, int end, Stream& stream) const;
   PromptView view_of(const Sequence& sequence, int layer) const;
   size_t index_of(int layer) const noexcept { return traits_.layouts().staged_index(layer); }
   size_t staged_layers() const noexcept {
@@ -50,7 +53,9 @@ class PromptSelector {
   }
 
   const CacheTraits& traits_;
-  Buffer spare_sums_;  // of the prompt that has ended, for the next
+  // Of the prompt that has ended, for the next:
+  Buffer spare_sums_;
+  std::array<Readback, 2> spare_read_;
 };
 
 }  // namespace kvlm

@@ -52,14 +52,24 @@ void PromptStage::attend(Sequence& sequence, const StepRows& rows, int layer, co
   } else if (!x.q.empty()) {
     attention(out, x.q, x.k, x.v, past_, /*causal=*/true, scale, traits_.shape().multiply, stream);
   }
-  if (!traits_.layouts().stages()) return;
-  const auto index = static_cast<int>(traits_.layouts().staged_index(layer));
-  const bool last =
-      index + 1 == traits_.layouts().staged_layers() || layer + 1 == traits_.shape().layers;
-  if (rows.ends_prompt && last && !traits_.layouts().joint()) {
-    sequence.prompt_rows = sequence.prompt.staged + rows.rows;
-    finish(sequence, layer - index, layer + 1, stream);
-  }
+}
+
+bool PromptStage::ends_group(const StepRows& rows, int layer) const noexcept {
+  const Layouts& layouts = traits_.layouts();
+  if (!rows.ends_prompt || !layouts.stages() || layouts.joint()) return false;
+  return (layer + 1) % layouts.group_layers() == 0 || layer + 1 == traits_.shape().layers;
+}
+
+void PromptStage::finish_group(Sequence& sequence, const StepRows& rows, int layer,
+                               Stream& stream) {
+  sequence.prompt_rows = sequence.prompt.staged + rows.rows;
+  const int group = traits_.layouts().group_layers();
+  const int begin = layer - layer % group;
+  const int end = layer + 1;
+  const bool behind = traits_.layouts().selects_behind();
+  selector_.fetch(sequence, begin, end, stream);
+  if (behind && begin > 0) finish(sequence, begin - group, begin, stream);
+  if (!behind || end == traits_.shape().layers) finish(sequence, begin, end, stream);
 }
 
 bool PromptStage::end(Sequence& sequence, const StepRows& rows, Stream& stream) {
@@ -67,7 +77,10 @@ bool PromptStage::end(Sequence& sequence, const StepRows& rows, Stream& stream) 
   if (!traits_.layouts().stages()) count_rows(sequence, rows.rows);
   if (!rows.ends_prompt) return false;
   sequence.prompt_rows = sequence.prompt.staged;
-  if (traits_.layouts().joint()) finish(sequence, 0, traits_.shape().layers, stream);
+  if (traits_.layouts().joint()) {
+    selector_.fetch(sequence, 0, traits_.shape().layers, stream);
+    finish(sequence, 0, traits_.shape().layers, stream);
+  }
   sequence.prompted = true;
   selector_.keep_memory(sequence.prompt);
   sequence.prompt = {};

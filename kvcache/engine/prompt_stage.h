@@ -28,12 +28,17 @@ class PromptStage {
               DecodeWeights& weights, SinkRotation& sinks);
 
   void reserve() { past_.reserve(2 * traits_.kv_heads()); }
-  /// Attends rows of a first prompt in a layer and stages them. Where a layer's selection depends
-  /// on no other layer, the end of the prompt finishes a few layers at a time.
+  /// Attends rows of a first prompt in a layer and stages them.
   ///   x       what is attended with; in the basis of `stored` if rows were staged before
   ///   stored  the same rows as they are stored
   void attend(Sequence& sequence, const StepRows& rows, int layer, const QkvRows& x,
               const QkvRows& stored, TensorView out, float scale, Stream& stream);
+  /// The host waits for a GPU to select what a prompt leaves.
+  bool waits() const noexcept { return selector_.measures() || selector_.scores(); }
+  /// Where a layer's selection depends on no other layer, the end of the prompt finishes a few
+  /// layers at a time: whether this is the last of some. finish_group() follows attend() then.
+  bool ends_group(const StepRows& rows, int layer) const noexcept;
+  void finish_group(Sequence& sequence, const StepRows& rows, int layer, Stream& stream);
   /// Ends a pass over all layers. Returns whether the prompt has ended.
   bool end(Sequence& sequence, const StepRows& rows, Stream& stream);
 

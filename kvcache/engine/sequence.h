@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/base/buffer.h"
+#include "kernels/base/readback.h"
 #include "kvcache/arena.h"
 #include "kvcache/cache_plan.h"
 #include "kvcache/kv_cache.h"
@@ -100,7 +101,8 @@ struct PromptState {
   int staged = 0;                  ///< rows complete in every layer
   std::vector<double> importance;  ///< (staged_layers, kv_heads, prompt rows)
   std::vector<double> means;     ///< (staged_layers, prompt rows) over KV heads, if rules see those
-  Buffer sums;                   ///< `importance` on a GPU, until it is asked for; room for means
+  Buffer sums;                   ///< `importance` on a GPU; room for means
+  std::array<Readback, 2> read;  ///< of one group of layers and the next: what rules select by
   std::vector<double> sparsity;  ///< (staged_layers,)
   std::vector<double> row_scores;  ///< as importance
   std::array<int32_t, 2> summed_rows{};

@@ -33,10 +33,17 @@ SequenceId SequenceStore::open(const SequenceSize& size, const std::string& who)
   made.size = size;
   if (const size_t slot = free_slot(); slot < sequences_.size()) {
     made.layers = std::move(sequences_[slot].layers);
+  } else {
+    prepare_next();
+    made.layers = std::exchange(next_layers_, {});
   }
-  made.layers.resize(traits_.layers());
-  for (LayerState& layer : made.layers) layer.heads.resize(traits_.kv_heads());
   return admit(std::move(made));
+}
+
+void SequenceStore::prepare_next() {
+  if (!next_layers_.empty() || free_slot() < sequences_.size()) return;
+  next_layers_.resize(traits_.layers());
+  for (LayerState& layer : next_layers_) layer.heads.resize(traits_.kv_heads());
 }
 
 /// The first slot without an open sequence.

@@ -23,6 +23,8 @@ class SequenceStore {
 
   /// Admits a sequence. Throws Error{kOutOfMemory} naming `who`; then nothing has changed.
   SequenceId open(const SequenceSize& size, const std::string& who);
+  /// Makes the host's part of a sequence for the next open(), if that would have to.
+  void prepare_next();
   /// Admits a sequence of at most `max_rows` rows that holds what a prompted one holds, counted on
   /// the host. Throws as open() does.
   SequenceId fork(SequenceId parent, int max_rows, const std::string& who, Stream& stream);
@@ -74,6 +76,7 @@ class SequenceStore {
   const SinkRotation& sinks_;
   Arena arena_;
   std::vector<Sequence> sequences_;
+  std::vector<LayerState> next_layers_;  // prepare_next()
 };
 
 }  // namespace kvlm

@@ -11,6 +11,7 @@
 #include "kernels/base/queue.h"
 #include "kvcache/policy_cache.h"
 #include "kvcache/sequence_bounds.h"
+#include "tests/kvcache/groups.h"
 #include "tests/kvcache/lives.h"
 #include "tests/watched_cache.h"
 
@@ -337,25 +338,37 @@ std::vector<Feeder::Input> open_all(PolicyCache& on_cpu, PolicyCache& on_gpu,
   return inputs;
 }
 
-/// Prompts, then a row of every sequence in each step: outputs and bytes are the same.
-void check_passes(PolicyCache& on_cpu, PolicyCache& on_gpu, std::vector<Feeder::Input> inputs,
-                  int steps, const std::string& spec) {
-  Feeder cpu(on_cpu.shape(), 2);
-  Feeder gpu(on_cpu.shape(), 2, kGpu);
-  for (int step = 0; step < steps; ++step) {
-    const auto expected = cpu.pass(on_cpu, inputs);
-    const auto got = gpu.pass(on_gpu, inputs);
+/// A cache on either device, which are fed the same.
+struct BothCaches {
+  PolicyCache& on_cpu;
+  PolicyCache& on_gpu;
+  Feeder cpu{on_cpu.shape(), 2};
+  Feeder gpu{on_cpu.shape(), 2, kGpu};
+
+  /// Outputs and bytes of a step are the same. Then `inputs` are each sequence's next row.
+  void check_pass(std::span<Feeder::Input> inputs, const std::string& where) {
+    const std::vector<Feeder::Input> given(inputs.begin(), inputs.end());
+    const auto expected = cpu.pass(on_cpu, given);
+    const auto got = gpu.pass(on_gpu, given);
     for (size_t layer = 0; layer < expected.size(); ++layer) {
-      expect_near(got[layer], expected[layer],
-                  fmt::format("{}, step {}, layer {}", spec, step, layer));
+      expect_near(got[layer], expected[layer], fmt::format("{}, layer {}", where, layer));
       if (testing::Test::HasFatalFailure()) return;
     }
-    ASSERT_EQ(on_gpu.bytes(), on_cpu.bytes()) << spec << ", step " << step;
+    ASSERT_EQ(on_gpu.bytes(), on_cpu.bytes()) << where;
     for (Feeder::Input& input : inputs) {
       input.first += static_cast<int>(input.modality.size());
       input.modality = {kTextRow};
       input.prompt = false;
     }
+  }
+};
+
+/// Prompts, then a row of every sequence in each step: outputs and bytes are the same.
+void check_passes(PolicyCache& on_cpu, PolicyCache& on_gpu, std::vector<Feeder::Input> inputs,
+                  int steps, const std::string& spec) {
+  BothCaches caches{on_cpu, on_gpu};
+  for (int step = 0; step < steps && !testing::Test::HasFatalFailure(); ++step) {
+    caches.check_pass(inputs, fmt::format("{}, step {}", spec, step));
   }
 }
 
@@ -443,6 +456,59 @@ TEST(CudaTable, DropsRowsBesideALongSequence) {
     const std::vector<Feeder::Input> inputs = open_all(*on_cpu, *on_gpu, prompts, 60);
     ASSERT_EQ(on_cpu->open(longer, "l"), on_gpu->open(longer, "l"));
     check_passes(*on_cpu, *on_gpu, inputs, 50, spec);
+  }
+}
+
+TEST(CudaTable, LayersDoNotDependOnThoseBehind) {
+  if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda::why_none();
+  for (const char* spec : kGroupedSpecs) check_groups(spec, kGpu);
+}
+
+/// So many KV heads that a warp drops the rows of each. Prompts come one by one, so that the table
+/// learns of each when the next one begins; some have left by then.
+TEST(CudaTable, DropsRowsOfManySequences) {
+  if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda::why_none();
+  const CacheShape shape = shape_of(8, 8, 1, 16);
+  constexpr int kSteps = 24;
+  std::vector<std::vector<int16_t>> prompts;
+  for (int i = 0; i < 140; ++i)
+    prompts.push_back(PromptShape{1 + i % 3, {30 - i % 7}, 9}.modality());
+  prompts[17] = PromptShape{3, {600}, 20}.modality();  // more rows than a warp moves at a time
+  for (const char* spec : {"prefixkv,keep=0.5", "uniform,keep=0.6,evict=score",
+                           "streaming,keep=0.5,rerotate=on", "h2o,keep=0.5"}) {
+    SCOPED_TRACE(spec);
+    const auto plan = test::plan_of(spec, shape);
+    size_t bytes = 0;
+    for (const auto& rows : prompts) {
+      bytes += SequenceBounds(*plan).reservation(size_of(rows, kSteps)).bytes();
+    }
+    const auto on_cpu = make(spec, shape, bytes, {});
+    const auto on_gpu = make(spec, shape, bytes, kGpu);
+    BothCaches caches{*on_cpu, *on_gpu};
+    std::vector<Feeder::Input> inputs;
+    for (size_t i = 0; i < prompts.size() && !HasFatalFailure(); ++i) {
+      inputs.push_back(open_all(*on_cpu, *on_gpu, std::span(prompts).subspan(i, 1), kSteps)[0]);
+      inputs.back().name = static_cast<char>(i);
+      caches.check_pass(std::span(inputs).last(1), fmt::format("prompt {}", i));
+      if (i % 30 != 7) continue;
+      on_cpu->close(inputs.back().id);
+      on_gpu->close(inputs.back().id);
+      inputs.pop_back();
+    }
+    for (int step = 0; step < kSteps && !HasFatalFailure(); ++step) {
+      caches.check_pass(inputs, fmt::format("step {}", step));
+    }
+    if (HasFatalFailure()) return;
+    for (const size_t at : {size_t{0}, size_t{16}, inputs.size() - 1}) {
+      for (const int layer : {0, 7}) {
+        const auto want = on_cpu->inspect(inputs[at].id, layer, caches.cpu.stream());
+        const auto have = on_gpu->inspect(inputs[at].id, layer, caches.gpu.stream());
+        for (size_t head = 0; head < want.size(); ++head) {
+          ASSERT_EQ(have[head].keys, want[head].keys) << at << ", layer " << layer;
+          ASSERT_EQ(have[head].values, want[head].values) << at << ", layer " << layer;
+        }
+      }
+    }
   }
 }
 
