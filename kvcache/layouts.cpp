@@ -108,13 +108,4 @@ int Layouts::staged_layers() const noexcept {
   return joint() ? shape_->layers : std::min(kPackedTogether, shape_->layers);
 }
 
-bool Layouts::selects_behind() const noexcept {
-  return plan_->retention != nullptr && !joint() &&
-         plan_->retention->needs().rows != ImportanceNeeds::Rows::kNone;
-}
-
-int Layouts::group_layers() const noexcept {
-  return selects_behind() ? std::max(1, staged_layers() / 2) : staged_layers();
-}
-
 }  // namespace kvlm

@@ -43,21 +43,15 @@ class Layouts {
 
   /// Retention chooses for all layers at once.
   bool joint() const noexcept;
-  /// Layers whose prompt rows are packed together: a GPU packs those of several in little more time
-  /// than those of one.
+  /// Layers whose prompt rows are staged, and may be packed by one call: a GPU packs those of
+  /// several in little more time than those of one.
   static constexpr int kPackedTogether = 4;
   /// Rows of a first prompt wait until it has ended, since only then it is known what is kept of
   /// them and packed. Else they are stored where they stay.
   bool stages() const noexcept { return !plan_->plain(); }
-  /// Layers whose prompt rows are staged at a time: all if joint(), else those packed together; 0
-  /// unless the cache stages().
+  /// Layers whose prompt rows are staged at a time: all if joint(), else kPackedTogether; 0 unless
+  /// the cache stages().
   int staged_layers() const noexcept;
-  /// The end of a prompt finishes a layer's group behind the next one's attention: the host selects
-  /// for some layers by sums of attention while a GPU is at others.
-  bool selects_behind() const noexcept;
-  /// Layers of a group, which are finished together: those staged, or half of them if the cache
-  /// selects_behind().
-  int group_layers() const noexcept;
   /// Where a layer is among those staged.
   size_t staged_index(int layer) const noexcept {
     return static_cast<size_t>(layer % staged_layers());

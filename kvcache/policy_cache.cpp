@@ -178,8 +178,8 @@ void PolicyCache::attend_prompt(const StepRows& rows, int layer, const QkvRows& 
   if (rotation_.turns(layer) && !begins) Rotation::turn_back(out, stream);
 }
 
-/// While a GPU is at a prompt, before the host waits for it: does what other sequences would have
-/// to wait for, one whose prompt has ended at its first step, and the next one when it opens.
+/// Called while a GPU is at a prompt and the host is ahead of it: tells the table of sequences
+/// whose prompts have ended, and makes the host's part of the next that opens.
 void PolicyCache::prepare_sequences(Stream& stream) {
   if (!gpu_.serves()) return;
   gpu_.place_waiting(stream);

@@ -66,9 +66,9 @@ class Stream {
   std::unique_ptr<Scratch> scratch_;
 };
 
-/// Work that a GPU is given when something is first copied to its host, or when
-/// Queue::do_meanwhile() says so: it is queued behind that copy, so that the GPU goes on while the
-/// host does what it waited for the copy to do. Done at most once, while this lives; on the CPU,
+/// Work that a GPU is given when something is first copied to its host (Queue::copy), or when
+/// Queue::do_meanwhile() says so: it is queued behind all there is, so that the GPU goes on while
+/// the host does what it waited for to do. Done at most once, while this lives; on the CPU,
 /// where nobody waits, never.
 class Meanwhile {
  public:

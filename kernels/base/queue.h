@@ -91,7 +91,7 @@ class Queue {
   /// What the next copy() to the host calls, once, when the copy is queued and before it waits, or
   /// null; it may queue more, which is not waited for.
   void set_meanwhile(std::function<void()>* work) noexcept;
-  /// Calls it, unless some copy has.
+  /// Calls it, if there is any and no copy has.
   void do_meanwhile();
   /// Waits. Throws Error{kDevice} if anything queued has failed.
   void synchronize();

@@ -15,17 +15,19 @@ class Readback {
   Readback(Readback&& other) noexcept;
   Readback& operator=(Readback&& other) noexcept;
 
-  /// Queues the copy; the one before is lost, and waited for. Throws Error{kOutOfMemory} or
-  /// {kDevice}, Error{kUnsupported} without CUDA.
+  /// Queues the copy of `bytes` bytes of the memory of the stream's GPU, which must not record;
+  /// waits for the copy before, which is lost. Throws Error{kOutOfMemory} or {kDevice},
+  /// Error{kUnsupported} without CUDA.
   void start(const void* from, size_t bytes, Stream& stream);
-  /// The bytes, once they have been copied. Throws Error{kDevice}.
+  /// The bytes of the last start(), once they have been copied. Throws Error{kDevice}.
   const std::byte* wait() const;
-  /// It has memory.
-  bool holds_any() const noexcept { return state_ != nullptr; }
+  /// For which there is room.
+  size_t bytes() const noexcept { return bytes_; }
 
  private:
   struct State;
   std::unique_ptr<State> state_;
+  size_t bytes_ = 0;
 };
 
 }  // namespace kvlm

@@ -10,13 +10,14 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// The scores of a lane's rows, as close_gap() wants them: they lie in order.
-struct Scores {
+/// The scores of a lane's rows, as close_gap() wants them: `full` of them, in order.
+struct ScoredRows {
   int full;
   __device__ int place(int i) const { return i; }
 };
 
-/// Of the rows that have scores, the slot that goes. By `kGroup` threads.
+/// Of the rows that have scores, the slot that goes; -1: none may. Scores that are no numbers are
+/// the greatest. By `kGroup` threads.
 template <int kGroup>
 __device__ int least_scored(const DeviceWeighed& of) {
   constexpr int kAhead = kGroup == 32 ? 8 : 1;  // asked for together
@@ -28,7 +29,7 @@ __device__ int least_scored(const DeviceWeighed& of) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int slot = first + i * kGroup;
-      weights[i] = slot < end ? of.weights[slot] : INFINITY;
+      weights[i] = slot < end ? weight_of(of, slot) : INFINITY;
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
@@ -53,7 +54,7 @@ template <int kGroup>
 __device__ void close_scores(DeviceWeighed& of, int slot) {
   const int scored = of.scored;
   if (slot >= scored) return;
-  close_gap<kGroup>(Scores{scored}, of.weights, 1, slot, /*from_front=*/false);
+  close_gap<kGroup>(ScoredRows{scored}, of.weights, 1, slot, /*from_front=*/false);
   sync_threads<kGroup>();  // all have read how many there were
   if (threadIdx.x % kGroup == 0) of.scored = scored - 1;
 }
@@ -114,8 +115,8 @@ __device__ void drop(const TableArgs& table, DeviceTail& held, int window, int s
   sync_threads<kGroup>();
 }
 
-/// `kGroup` threads, a block or a warp, a lane of a layer, side, or if rows have scores a lane of a
-/// layer for both.
+/// A group of threads, which is a block or a warp, for each lane of a layer and side, or if rows
+/// have scores for both sides of each lane.
 template <int kGroup>
 __global__ void __launch_bounds__(kThreads) drop_slots(TableArgs table, const int* slots) {
   const auto number = static_cast<int>(blockIdx.x * (kThreads / kGroup) + threadIdx.x / kGroup);
@@ -125,6 +126,7 @@ __global__ void __launch_bounds__(kThreads) drop_slots(TableArgs table, const in
   const int lane = table.lane_at(layer, number);
   if (slot == kNoSlot || table.lanes[lane].placed) return;
   if (slot == kLeastScore) slot = least_scored<kGroup>(table.weighed[lane]);
+  if (slot < 0) return;
   for (auto side = static_cast<int>(blockIdx.z); side < 2; side += static_cast<int>(gridDim.z)) {
     drop<kGroup>(table, table.tails[lane * 2 + side], table.windows[layer * 2 + side].rows, slot);
     if (side == 0 && table.turned != nullptr) turn_first<kGroup>(table, lane);

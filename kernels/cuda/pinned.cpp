@@ -11,9 +11,9 @@
 namespace kvlm::cuda {
 
 PinnedMemory::~PinnedMemory() {
-  if (read_ != nullptr) {
-    static_cast<void>(cudaEventSynchronize(static_cast<cudaEvent_t>(read_)));
-    static_cast<void>(cudaEventDestroy(static_cast<cudaEvent_t>(read_)));
+  if (used_ != nullptr) {
+    static_cast<void>(cudaEventSynchronize(static_cast<cudaEvent_t>(used_)));
+    static_cast<void>(cudaEventDestroy(static_cast<cudaEvent_t>(used_)));
   }
   static_cast<void>(cudaFreeHost(data_));
   static_cast<void>(cudaGetLastError());  // at the end of a program the driver may be gone
@@ -28,10 +28,11 @@ void PinnedMemory::reserve(size_t bytes) {
   const cudaError_t status = cudaMallocHost(&data, bytes);
   if (status == cudaErrorMemoryAllocation) {
     static_cast<void>(cudaGetLastError());
-    throw Error(ErrorCode::kOutOfMemory,
-                fmt::format("the host has no {} bytes that a GPU can copy from (pinned memory); "
-                            "use a smaller batch, or allow more locked memory",
-                            bytes));
+    throw Error(
+        ErrorCode::kOutOfMemory,
+        fmt::format("the host has no {} bytes that a GPU can copy from and to (pinned memory); "
+                    "use a smaller batch, or allow more locked memory",
+                    bytes));
   }
   check(status, "pinned host memory");
   data_ = static_cast<std::byte*>(data);
@@ -39,19 +40,19 @@ void PinnedMemory::reserve(size_t bytes) {
 }
 
 void PinnedMemory::lend(Stream& stream) {
-  if (read_ == nullptr) {
+  if (used_ == nullptr) {
     cudaEvent_t made = nullptr;
     check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "cudaEventCreate");
-    read_ = made;
+    used_ = made;
   }
-  check(cudaEventRecord(static_cast<cudaEvent_t>(read_),
+  check(cudaEventRecord(static_cast<cudaEvent_t>(used_),
                         static_cast<cudaStream_t>(stream.queue().native())),
         "pinned host memory");
 }
 
 void PinnedMemory::wait() const {
-  if (read_ == nullptr) return;
-  check(cudaEventSynchronize(static_cast<cudaEvent_t>(read_)), "pinned host memory");
+  if (used_ == nullptr) return;
+  check(cudaEventSynchronize(static_cast<cudaEvent_t>(used_)), "pinned host memory");
 }
 
 }  // namespace kvlm::cuda

@@ -6,7 +6,7 @@
 
 namespace kvlm::cuda {
 
-/// Host memory that a GPU copies from while the host goes on (Queue::send).
+/// Host memory that a GPU copies from (Queue::send), or to, while the host goes on.
 class PinnedMemory {
  public:
   PinnedMemory() = default;
@@ -18,7 +18,7 @@ class PinnedMemory {
   void reserve(size_t bytes);
   std::byte* data() const noexcept { return data_; }
 
-  /// What `stream` was given so far may still read it.
+  /// What `stream` was given so far may still use it.
   void lend(Stream& stream);
   /// Waits until nothing does.
   void wait() const;
@@ -26,7 +26,7 @@ class PinnedMemory {
  private:
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
-  void* read_ = nullptr;  // cudaEvent_t; null: nothing was ever queued
+  void* used_ = nullptr;  // cudaEvent_t; null: nothing was ever queued
 };
 
 }  // namespace kvlm::cuda

@@ -118,53 +118,50 @@ void GpuDecode::begin(std::span<const StepRows> step, Stream& stream) {
     std::erase(waiting_, rows.sequence);
     sequence.places = -1;  // of the first prompt
   }
-  const bool placed = place(step, /*prompts=*/false, stream);
+  place_generating(step, stream);
   rows_.clear();
   int row = 0;
   for (const StepRows& rows : step) {
     if (!rows.prompt) rows_.push_back({static_cast<int>(rows.sequence), row});
     row += rows.rows;
   }
-  basis_known_ = !placed && rows_ == known_rows_;
+  basis_known_ = rows_ == known_rows_;
   if (!basis_known_) known_rows_.assign(rows_.begin(), rows_.end());
   if (!rows_.empty()) table_->start(rows_, stream);
 }
 
 void GpuDecode::end_prompts(std::span<const StepRows> step, bool waited, Stream& stream) {
-  if (!waited) {
-    if (place(step, /*prompts=*/true, stream)) known_rows_.clear();
-    return;
-  }
+  placing_.clear();
   for (const StepRows& rows : step) {
-    if (rows.prompt && rows.ends_prompt) waiting_.push_back(rows.sequence);
+    if (!rows.prompt || !rows.ends_prompt) continue;
+    const Sequence& sequence = store_.at(rows.sequence);
+    const bool first_prompt = sequence.rows == sequence.prompt_rows;
+    if (!sequence.on_gpu) (waited && first_prompt ? waiting_ : placing_).push_back(rows.sequence);
   }
+  place_all(placing_, stream);
 }
 
 void GpuDecode::place_waiting(Stream& stream) {
   std::erase_if(waiting_, [&](SequenceId id) {
     const Sequence& sequence = store_.at(id);
-    return !sequence.open || !sequence.prompted;
+    return !sequence.open || !sequence.prompted || sequence.on_gpu;
   });
-  if (waiting_.empty()) return;
   place_all(waiting_, stream);
   waiting_.clear();
-  known_rows_.clear();
 }
 
-/// Places the sequences of a step's prompts that have ended, or of its generated rows, that the
-/// table does not know. Returns whether there are any.
-bool GpuDecode::place(std::span<const StepRows> step, bool prompts, Stream& stream) {
+/// Places the sequences of a step's generated rows that the table does not know.
+void GpuDecode::place_generating(std::span<const StepRows> step, Stream& stream) {
   placing_.clear();
   for (const StepRows& rows : step) {
-    if (rows.prompt != prompts || (prompts && !rows.ends_prompt)) continue;
-    if (!store_.at(rows.sequence).on_gpu) placing_.push_back(rows.sequence);
+    if (!rows.prompt && !store_.at(rows.sequence).on_gpu) placing_.push_back(rows.sequence);
   }
   place_all(placing_, stream);
   std::erase_if(waiting_, [&](SequenceId id) { return store_.at(id).on_gpu; });
-  return !placing_.empty();
 }
 
 void GpuDecode::place_all(std::span<const SequenceId> ids, Stream& stream) {
+  if (!ids.empty()) known_rows_.clear();
   const auto together = static_cast<size_t>(table_->drafts());
   for (size_t first = 0; first < ids.size(); first += together) {
     place_some(ids.subspan(first, std::min(together, ids.size() - first)), stream);

@@ -42,10 +42,11 @@ class GpuDecode {
   /// Ends a step: packs the windows that are full, and drops rows. Returns the sequences in which
   /// the host has to do so, caught up.
   std::span<Sequence* const> end(std::span<const StepRows> step, Stream& stream);
-  /// Prompts have ended with the step. Their sequences are placed while the GPU has something to
-  /// do: it still is at the prompt, or if the host has `waited` for its end, by place_waiting().
+  /// Prompts have ended with the step. The table is told of their sequences while the GPU has
+  /// something to do: at once, or where the host has `waited` for the end of first prompts, so that
+  /// it has nothing, by place_waiting() or when a step is of them.
   void end_prompts(std::span<const StepRows> step, bool waited, Stream& stream);
-  /// The GPU has begun another prompt.
+  /// The GPU is at another prompt.
   void place_waiting(Stream& stream);
   /// The step that has begun will not be ended. What its layers have added to attention weights
   /// stays, as on the host.
@@ -77,7 +78,7 @@ class GpuDecode {
     bool placed = false;        // some sequence is
   };
 
-  bool place(std::span<const StepRows> step, bool prompts, Stream& stream);
+  void place_generating(std::span<const StepRows> step, Stream& stream);
   bool counts(const Sequence& sequence) const;
   void place_all(std::span<const SequenceId> ids, Stream& stream);
   void place_some(std::span<const SequenceId> some, Stream& stream);

@@ -110,7 +110,7 @@ bool PromptSelector::selects_by_means() const noexcept {
   return !traits_.retention()->per_head() && !traits_.layouts().keeps_weights();
 }
 
-void PromptSelector::fetch(Sequence& sequence, int begin, int end, Stream& stream) const {
+void PromptSelector::read_back(Sequence& sequence, int begin, int end, Stream& stream) {
   if (!measures()) return;
   PromptState& prompt = sequence.prompt;
   const auto rows = static_cast<size_t>(sequence.size.prompt_rows);
@@ -129,16 +129,11 @@ void PromptSelector::fetch(Sequence& sequence, int begin, int end, Stream& strea
     from = means;
     count = layers * rows;
   }
-  if (on_gpu) read_of(prompt, begin).start(from, count * sizeof(double), stream);
+  if (on_gpu) prompt.read[prompt.asked++ % 2].start(from, count * sizeof(double), stream);
 }
 
-/// Where what layers from `begin` on are selected by is copied to.
-Readback& PromptSelector::read_of(PromptState& prompt, int begin) const noexcept {
-  return prompt.read[static_cast<size_t>(begin / traits_.layouts().group_layers() % 2)];
-}
-
-/// Waits for what fetch() has queued.
-void PromptSelector::await(Sequence& sequence, int begin, int end, Stream& stream) const {
+/// Waits for the oldest read_back() that nobody has waited for, which is of these layers.
+void PromptSelector::await(Sequence& sequence, int begin, int end, Stream& stream) {
   if (!measures() || !traits_.on_gpu()) return;
   PromptState& prompt = sequence.prompt;
   const bool by_means = selects_by_means();
@@ -147,7 +142,7 @@ void PromptSelector::await(Sequence& sequence, int begin, int end, Stream& strea
   std::vector<double>& to = by_means ? prompt.means : prompt.importance;
   to.resize(staged_layers() * of_layer);
   if (end == traits_.shape().layers) stream.queue().do_meanwhile();
-  std::memcpy(to.data() + index_of(begin) * of_layer, read_of(prompt, begin).wait(),
+  std::memcpy(to.data() + index_of(begin) * of_layer, prompt.read[prompt.had++ % 2].wait(),
               static_cast<size_t>(end - begin) * of_layer * sizeof(double));
 }
 
@@ -171,7 +166,7 @@ void PromptSelector::score(Sequence& sequence, const StepRows& rows, int layer,
 }
 
 std::vector<LayerSelection> PromptSelector::select(Sequence& sequence, int begin, int end,
-                                                   Stream& stream) const {
+                                                   Stream& stream) {
   await(sequence, begin, end, stream);
   if (traits_.retention() != nullptr && traits_.layouts().joint()) {
     return traits_.retention()->select(view_of(sequence, -1), traits_.plan().pairs);
@@ -211,7 +206,7 @@ PromptView PromptSelector::view_of(const Sequence& sequence, int layer) const {
 
 void PromptSelector::keep_memory(PromptState& prompt) {
   if (prompt.sums.bytes() > spare_sums_.bytes()) spare_sums_ = std::move(prompt.sums);
-  if (prompt.read[0].holds_any()) spare_read_ = std::move(prompt.read);
+  if (prompt.read[0].bytes() > spare_read_[0].bytes()) spare_read_ = std::move(prompt.read);
 }
 
 const double* PromptSelector::sums_of_heads(const Sequence& sequence, int layer) const noexcept {

@@ -30,10 +30,11 @@ class PromptSelector {
   /// Lets the rule score what a layer has stored of a prompt, once all is there.
   void score(Sequence& sequence, const StepRows& rows, int layer, const StoredSides& stored,
              ConstTensorView q, float scale, Stream& stream);
-  /// Queues the copy of the sums that the rule selects layers begin..end by, if it asks for them.
-  void fetch(Sequence& sequence, int begin, int end, Stream& stream) const;
-  /// The selections of layers begin..end, of all at once if joint; waits for fetch().
-  std::vector<LayerSelection> select(Sequence& sequence, int begin, int end, Stream& stream) const;
+  /// Asks a GPU for the sums that the rule selects layers begin..end by, if it asks for any. Of two
+  /// groups at most that select() has not had.
+  void read_back(Sequence& sequence, int begin, int end, Stream& stream);
+  /// The selections of layers begin..end, of all at once if joint; waits for their read_back().
+  std::vector<LayerSelection> select(Sequence& sequence, int begin, int end, Stream& stream);
   /// The sums of a layer that has been selected for, (kv_heads, prompt rows), if a rule goes on
   /// with them in decode.
   const double* sums_of_heads(const Sequence& sequence, int layer) const noexcept;
@@ -44,8 +45,7 @@ class PromptSelector {
   int first_measured_row(const Sequence& sequence, int seen) const noexcept;
   double* sums_of(Sequence& sequence, int layer);
   bool selects_by_means() const noexcept;
-  Readback& read_of(PromptState& prompt, int begin) const noexcept;
-  void await(Sequence& sequence, int begin, int end, Stream& stream) const;
+  void await(Sequence& sequence, int begin, int end, Stream& stream);
   PromptView view_of(const Sequence& sequence, int layer) const;
   size_t index_of(int layer) const noexcept { return traits_.layouts().staged_index(layer); }
   size_t staged_layers() const noexcept {

@@ -35,9 +35,11 @@ class PromptStage {
               const QkvRows& stored, TensorView out, float scale, Stream& stream);
   /// The host waits for a GPU to select what a prompt leaves.
   bool waits() const noexcept { return selector_.measures() || selector_.scores(); }
-  /// Where a layer's selection depends on no other layer, the end of the prompt finishes a few
-  /// layers at a time: whether this is the last of some. finish_group() follows attend() then.
+  /// Where a layer's selection depends on no other layer, the end of a prompt finishes groups of
+  /// layers: whether a layer is the last of one. finish_group() follows attend() then.
   bool ends_group(const StepRows& rows, int layer) const noexcept;
+  /// Finishes the group that a layer is the last of; or where the host selects behind a GPU, the
+  /// group in front of it, and it too if it is the last of all.
   void finish_group(Sequence& sequence, const StepRows& rows, int layer, Stream& stream);
   /// Ends a pass over all layers. Returns whether the prompt has ended.
   bool end(Sequence& sequence, const StepRows& rows, Stream& stream);
@@ -53,6 +55,8 @@ class PromptStage {
     std::array<PackedCounts, kStores> packed;
   };
 
+  bool selects_behind() const noexcept;
+  int group_layers() const noexcept;
   void count_rows(Sequence& sequence, int rows);
   std::byte* staged_rows(const Sequence& sequence, int layer, KvSide side, size_t head) const;
   void stage(Sequence& sequence, int layer, KvSide side, ConstTensorView x, Stream& stream);

@@ -103,6 +103,8 @@ struct PromptState {
   std::vector<double> means;     ///< (staged_layers, prompt rows) over KV heads, if rules see those
   Buffer sums;                   ///< `importance` on a GPU; room for means
   std::array<Readback, 2> read;  ///< of one group of layers and the next: what rules select by
+  size_t asked = 0;              ///< so often `read` was asked for, by turns
+  size_t had = 0;                ///< and waited for
   std::vector<double> sparsity;  ///< (staged_layers,)
   std::vector<double> row_scores;  ///< as importance
   std::array<int32_t, 2> summed_rows{};

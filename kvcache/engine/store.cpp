@@ -42,8 +42,9 @@ SequenceId SequenceStore::open(const SequenceSize& size, const std::string& who)
 
 void SequenceStore::prepare_next() {
   if (!next_layers_.empty() || free_slot() < sequences_.size()) return;
-  next_layers_.resize(traits_.layers());
-  for (LayerState& layer : next_layers_) layer.heads.resize(traits_.kv_heads());
+  std::vector<LayerState> layers(traits_.layers());
+  for (LayerState& layer : layers) layer.heads.resize(traits_.kv_heads());
+  next_layers_ = std::move(layers);
 }
 
 /// The first slot without an open sequence.

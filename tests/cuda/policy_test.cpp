@@ -512,6 +512,46 @@ TEST(CudaTable, DropsRowsOfManySequences) {
   }
 }
 
+/// The table does not know a sequence yet whose prompt the host has waited for: forks of it, its
+/// next prompt and steps of others come first.
+TEST(CudaTable, SequencesWaitToBeKnown) {
+  if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda::why_none();
+  const CacheShape shape = shape_of(5, 2, 2, 16);
+  const std::vector<int16_t> prompts[] = {PromptShape{3, {30}, 9}.modality(),
+                                          PromptShape{2, {25}, 8}.modality(),
+                                          PromptShape{1, {20}, 7}.modality()};
+  constexpr int kSteps = 40;
+  for (const char* spec :
+       {"prefixkv,keep=0.5", "h2o,keep=0.5", "snapkv,keep=0.5,window=8 + int4"}) {
+    SCOPED_TRACE(spec);
+    const auto plan = test::plan_of(spec, shape);
+    const size_t bytes = 8 * SequenceBounds(*plan).reservation(size_of(prompts[0], kSteps)).bytes();
+    const auto on_cpu = make(spec, shape, bytes, {});
+    const auto on_gpu = make(spec, shape, bytes, kGpu);
+    BothCaches caches{*on_cpu, *on_gpu};
+    std::vector<Feeder::Input> inputs = open_all(*on_cpu, *on_gpu, prompts, kSteps);
+    caches.check_pass(std::span(inputs).first(1), "prompt");
+    const int most = size_of(prompts[0], kSteps).max_rows;
+    const SequenceId forked = on_cpu->fork(inputs[0].id, most, "f", caches.cpu.stream());
+    ASSERT_EQ(on_gpu->fork(inputs[0].id, most, "f", caches.gpu.stream()), forked);
+    caches.check_pass(std::span(inputs).subspan(1, 1), "prompt behind a fork");
+    std::vector<Feeder::Input> mixed = {inputs[0], inputs[2]};  // a row of one, a prompt of another
+    caches.check_pass(mixed, "prompt beside a row");
+    inputs = {mixed[0], inputs[1], mixed[1]};
+    inputs.push_back(
+        {inputs[0].name, forked, static_cast<int>(prompts[0].size()), {kTextRow}, false});
+    if (!on_cpu->needs().one_prompt) {
+      inputs[1].prompt = true;
+      inputs[1].modality = std::vector<int16_t>(5, kTextRow);
+      caches.check_pass(std::span(inputs).subspan(1, 1), "next prompt");
+    }
+    for (int step = 0; step < 20 && !HasFatalFailure(); ++step) {
+      caches.check_pass(inputs, fmt::format("step {}", step));
+    }
+    if (HasFatalFailure()) return;
+  }
+}
+
 /// More sequences than are laid together, of so many KV heads that threads share them, which are
 /// told anew at every step, or whose windows the host flushes.
 TEST(CudaTable, ThreadsLayManySequences) {
