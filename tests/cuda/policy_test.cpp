@@ -540,7 +540,7 @@ TEST(CudaTable, SequencesWaitToBeKnown) {
     inputs = {mixed[0], inputs[1], mixed[1]};
     inputs.push_back(
         {inputs[0].name, forked, static_cast<int>(prompts[0].size()), {kTextRow}, false});
-    if (!on_cpu->needs().one_prompt) {
+    if (!on_cpu->needs().one_prompt && !on_gpu->needs().one_prompt) {
       inputs[1].prompt = true;
       inputs[1].modality = std::vector<int16_t>(5, kTextRow);
       caches.check_pass(std::span(inputs).subspan(1, 1), "next prompt");
