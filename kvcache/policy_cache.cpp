@@ -171,19 +171,11 @@ void PolicyCache::attend_prompt(const StepRows& rows, int layer, const QkvRows& 
   } else {
     prompts_.attend(sequence, rows, layer, begins ? given : stored, stored, out, scale, stream);
     if (prompts_.ends_group(rows, layer)) {
-      if (prompts_.waits()) prepare_sequences(stream);
+      if (prompts_.waits()) gpu_.prepare_sequences(stream);
       prompts_.finish_group(sequence, rows, layer, stream);
     }
   }
   if (rotation_.turns(layer) && !begins) Rotation::turn_back(out, stream);
-}
-
-/// Called while a GPU is at a prompt and the host is ahead of it: tells the table of sequences
-/// whose prompts have ended, and makes the host's part of the next that opens.
-void PolicyCache::prepare_sequences(Stream& stream) {
-  if (!gpu_.serves()) return;
-  gpu_.place_waiting(stream);
-  store_.prepare_next();
 }
 
 uint64_t PolicyCache::repetition() const noexcept {
@@ -208,7 +200,7 @@ void PolicyCache::end(Stream& stream) {
     settling_.insert(settling_.end(), taken_back.begin(), taken_back.end());
   }
   if (!settling_.empty()) settle(settling_, shape().layers, window_packer_, evictor_, stream);
-  if (std::ranges::any_of(step, &StepRows::prompt)) prepare_sequences(stream);
+  if (std::ranges::any_of(step, &StepRows::prompt)) gpu_.prepare_sequences(stream);
   for (const StepRows& rows : step) {
     Sequence& sequence = store_.at(rows.sequence);
     if (!sequence.prompted) prompts_.end(sequence, rows, stream);

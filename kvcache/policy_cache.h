@@ -77,7 +77,6 @@ class PolicyCache final : public KvCache {
  private:
   SequenceId admit(SequenceId id, const std::string& who);
   void reserve_workspaces();
-  void prepare_sequences(Stream& stream);
   void attend_prompt(const StepRows& rows, int layer, const QkvRows& given, const QkvRows& stored,
                      TensorView out, float scale, Stream& stream);
   int64_t guarded_remaps() const;

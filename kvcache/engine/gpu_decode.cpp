@@ -141,13 +141,15 @@ void GpuDecode::end_prompts(std::span<const StepRows> step, bool waited, Stream&
   place_all(placing_, stream);
 }
 
-void GpuDecode::place_waiting(Stream& stream) {
+void GpuDecode::prepare_sequences(Stream& stream) {
+  if (!serves()) return;
   std::erase_if(waiting_, [&](SequenceId id) {
     const Sequence& sequence = store_.at(id);
     return !sequence.open || !sequence.prompted || sequence.on_gpu;
   });
   place_all(waiting_, stream);
   waiting_.clear();
+  store_.prepare_next();
 }
 
 /// Places the sequences of a step's generated rows that the table does not know.

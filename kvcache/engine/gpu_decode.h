@@ -44,10 +44,11 @@ class GpuDecode {
   std::span<Sequence* const> end(std::span<const StepRows> step, Stream& stream);
   /// Prompts have ended with the step. The table is told of their sequences while the GPU has
   /// something to do: at once, or where the host has `waited` for the end of first prompts, so that
-  /// it has nothing, by place_waiting() or when a step is of them.
+  /// it has nothing, by prepare_sequences() or when a step is of them.
   void end_prompts(std::span<const StepRows> step, bool waited, Stream& stream);
-  /// The GPU is at another prompt.
-  void place_waiting(Stream& stream);
+  /// The GPU is at a prompt, and the host ahead of it: the table is told of sequences that wait,
+  /// and the host's part is made of the next that opens. Without a GPU nothing is done.
+  void prepare_sequences(Stream& stream);
   /// The step that has begun will not be ended. What its layers have added to attention weights
   /// stays, as on the host.
   void give_up();

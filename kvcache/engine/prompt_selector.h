@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <span>
 #include <vector>
@@ -24,6 +25,15 @@ class PromptSelector {
   bool measures() const noexcept;
   /// Whether it scores stored rows.
   bool scores() const noexcept;
+  /// The host selects for a group of layers while a GPU is at the next.
+  bool selects_behind() const noexcept {
+    return traits_.on_gpu() && measures() && !traits_.layouts().joint();
+  }
+  /// Layers that are selected for together: those staged, or half of them if it selects_behind().
+  int group_layers() const noexcept {
+    const int staged = traits_.layouts().staged_layers();
+    return selects_behind() ? std::max(1, staged / 2) : staged;
+  }
   /// Attends rows of a prompt, which come behind `past`, and sums their attention as the rule asks.
   void attend(Sequence& sequence, int layer, const QkvRows& x, std::span<const KeyValueRows> past,
               TensorView out, float scale, Stream& stream);

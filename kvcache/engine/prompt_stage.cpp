@@ -54,30 +54,21 @@ void PromptStage::attend(Sequence& sequence, const StepRows& rows, int layer, co
   }
 }
 
-bool PromptStage::selects_behind() const noexcept {
-  return traits_.on_gpu() && selector_.measures() && !traits_.layouts().joint();
-}
-
-/// Layers of a group.
-int PromptStage::group_layers() const noexcept {
-  const int staged = traits_.layouts().staged_layers();
-  return selects_behind() ? std::max(1, staged / 2) : staged;
-}
-
 bool PromptStage::ends_group(const StepRows& rows, int layer) const noexcept {
   const Layouts& layouts = traits_.layouts();
   if (!rows.ends_prompt || !layouts.stages() || layouts.joint()) return false;
-  return (layer + 1) % group_layers() == 0 || layer + 1 == traits_.shape().layers;
+  return (layer + 1) % selector_.group_layers() == 0 || layer + 1 == traits_.shape().layers;
 }
 
 void PromptStage::finish_group(Sequence& sequence, const StepRows& rows, int layer,
                                Stream& stream) {
   sequence.prompt_rows = sequence.prompt.staged + rows.rows;
-  const int begin = layer - layer % group_layers();
+  const int group = selector_.group_layers();
+  const int begin = layer - layer % group;
   const int end = layer + 1;
-  const bool behind = selects_behind();
+  const bool behind = selector_.selects_behind();
   selector_.read_back(sequence, begin, end, stream);
-  if (behind && begin > 0) finish(sequence, begin - group_layers(), begin, stream);
+  if (behind && begin > 0) finish(sequence, begin - group, begin, stream);
   if (!behind || end == traits_.shape().layers) finish(sequence, begin, end, stream);
 }
 

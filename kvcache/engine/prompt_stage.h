@@ -55,8 +55,6 @@ class PromptStage {
     std::array<PackedCounts, kStores> packed;
   };
 
-  bool selects_behind() const noexcept;
-  int group_layers() const noexcept;
   void count_rows(Sequence& sequence, int rows);
   std::byte* staged_rows(const Sequence& sequence, int layer, KvSide side, size_t head) const;
   void stage(Sequence& sequence, int layer, KvSide side, ConstTensorView x, Stream& stream);
