@@ -517,9 +517,9 @@ TEST(CudaTable, DropsRowsOfManySequences) {
 TEST(CudaTable, SequencesWaitToBeKnown) {
   if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda::why_none();
   const CacheShape shape = shape_of(5, 2, 2, 16);
-  const std::vector<int16_t> prompts[] = {PromptShape{3, {30}, 9}.modality(),
-                                          PromptShape{2, {25}, 8}.modality(),
-                                          PromptShape{1, {20}, 7}.modality()};
+  const std::vector<int16_t> prompts[] = {
+      PromptShape{3, {30}, 9}.modality(), PromptShape{2, {25}, 8}.modality(),
+      PromptShape{1, {20}, 7}.modality(), PromptShape{2, {15}, 6}.modality()};
   constexpr int kSteps = 40;
   for (const char* spec :
        {"prefixkv,keep=0.5", "h2o,keep=0.5", "snapkv,keep=0.5,window=8 + int4"}) {
@@ -537,7 +537,9 @@ TEST(CudaTable, SequencesWaitToBeKnown) {
     caches.check_pass(std::span(inputs).subspan(1, 1), "prompt behind a fork");
     std::vector<Feeder::Input> mixed = {inputs[0], inputs[2]};  // a row of one, a prompt of another
     caches.check_pass(mixed, "prompt beside a row");
-    inputs = {mixed[0], inputs[1], mixed[1]};
+    std::vector<Feeder::Input> last = {mixed[1], inputs[3]};  // a row of one that waits
+    caches.check_pass(last, "prompt beside the first row of one that waits");
+    inputs = {mixed[0], inputs[1], last[0], last[1]};
     inputs.push_back(
         {inputs[0].name, forked, static_cast<int>(prompts[0].size()), {kTextRow}, false});
     if (!on_cpu->needs().one_prompt && !on_gpu->needs().one_prompt) {
