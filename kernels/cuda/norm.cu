@@ -15,16 +15,40 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
+constexpr int kHeldGroups = 4;  // of a row, in registers between its sum and its output
+
+/// kWidth columns a thread, and those kThreads * kWidth further. Weights are asked for before the
+/// row is there.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     rms_norm_rows(T* y, const float* x, const float* weight, int64_t dim, float eps) {
   __shared__ float warp_sums[kWarps];
   let_next_start();
-  wait_for_earlier();
   const float* row = x + blockIdx.x * dim;
+  T* to = y + blockIdx.x * dim;
   const int64_t first = threadIdx.x * kWidth;
+  constexpr int64_t kStep = kThreads * kWidth;
+  constexpr int64_t kHeld = kStep * kHeldGroups;
+  float weights[kHeldGroups][kWidth] = {};
+  float held[kHeldGroups][kWidth] = {};
+#pragma unroll
+  for (int group = 0; group < kHeldGroups; ++group) {
+    const int64_t i = first + group * kStep;
+    if (i < dim) load_group(weight + i, weights[group]);
+  }
+  wait_for_earlier();
+#pragma unroll
+  for (int group = 0; group < kHeldGroups; ++group) {
+    const int64_t i = first + group * kStep;
+    if (i < dim) load_group(row + i, held[group]);
+  }
   float squares = 0;
-  for (int64_t i = first; i < dim; i += kThreads * kWidth) {
+#pragma unroll
+  for (int group = 0; group < kHeldGroups; ++group) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) squares += held[group][j] * held[group][j];
+  }
+  for (int64_t i = kHeld + first; i < dim; i += kStep) {
     float values[kWidth];
     load_group(row + i, values);
 #pragma unroll
@@ -32,13 +56,21 @@ __global__ void __launch_bounds__(kThreads)
   }
   const float mean = block_reduce<kThreads>(squares, false, warp_sums) / static_cast<float>(dim);
   const float inverse = 1.0f / sqrtf(mean + eps);
-  for (int64_t i = first; i < dim; i += kThreads * kWidth) {
-    float values[kWidth], weights[kWidth];
-    load_group(row + i, values);
-    load_group(weight + i, weights);
+  const auto write = [&](int64_t i, float(&values)[kWidth], const float(&of)[kWidth]) {
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) values[j] = values[j] * inverse * weights[j];
-    store_group(y + blockIdx.x * dim + i, values);
+    for (int j = 0; j < kWidth; ++j) values[j] = values[j] * inverse * of[j];
+    store_group(to + i, values);
+  };
+#pragma unroll
+  for (int group = 0; group < kHeldGroups; ++group) {
+    const int64_t i = first + group * kStep;
+    if (i < dim) write(i, held[group], weights[group]);
+  }
+  for (int64_t i = kHeld + first; i < dim; i += kStep) {
+    float values[kWidth], of[kWidth];
+    load_group(row + i, values);
+    load_group(weight + i, of);
+    write(i, values, of);
   }
 }
 

@@ -335,7 +335,7 @@ TEST_F(Cuda, KernelsThatStartEarlyWait) {
 }
 
 TEST_F(Cuda, NormsActivationsAndElements) {
-  for (const int64_t dim : {1, 7, 64, 1000, 4096}) {
+  for (const int64_t dim : {1, 7, 64, 1000, 4096, 4099, 5124}) {
     for (const int64_t rows : {1, 3, 577}) {
       const Tensor x = normal_tensor(DType::kF32, {rows, dim}, 5, 3.0f);
       const Tensor weight = normal_tensor(DType::kF32, {dim}, 6);
