@@ -51,14 +51,6 @@ void change_basis(const KeyBasis& basis, BasisChange change, std::span<const Bas
 /// where cuFFT is missing, and Error{kOutOfMemory} or Error{kDevice} where it fails.
 void prepare_basis(const KeyBasis& basis, Device device);
 
-/// When a BasisBatch begins on a GPU.
-enum class BasisStart : uint8_t {
-  kBehindLast,  ///< when all is done that was queued
-  /// While the kernel that was queued last may still run: it has waited for all before it, or was
-  /// started so itself, and neither writes the rows nor touches what they become.
-  kBesideLast,
-};
-
 /// change_basis() of the same jobs at every step, described once: what a step then gives to a GPU
 /// is always the same, so that it can be recorded (kernels/base/recording.h). On a GPU alone: a CPU
 /// has nothing to keep.
@@ -71,7 +63,7 @@ class BasisBatch {
   /// Takes jobs whose rows are counted from `from`. Throws like change_basis().
   void describe(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
                 const float* from, Stream& stream);
-  void run(const float* from, BasisStart start, Stream& stream);
+  void run(const float* from, Stream& stream);
 
  private:
   struct State;

@@ -159,17 +159,22 @@ constexpr int kStoreWarps = 4;
 
 /// A warp stores the new key or value of a lane as the newest of its ring, and says where the other
 /// is if the lane is placed.
+///   pictures  the layer's attention is by picture_lanes.cu
 __global__ void __launch_bounds__(32 * kStoreWarps)
-    store_gained(TableArgs table, int layer, const float* k, const float* v) {
-  wait_for_earlier();
-  let_next_start();  // lanes have been counted: what starts now may read them
+    store_gained(TableArgs table, int layer, bool pictures, const float* k, const float* v) {
+  // What starts behind this kernel reads lanes at once, as this one does: at the first layer it
+  // waits until they have been counted, and nothing counts them again before the next step. The
+  // kernels of pictures read the queries at once as well.
+  if (layer == 0 || pictures) wait_for_earlier();
+  let_next_start();
   const auto index = static_cast<int>(blockIdx.x * kStoreWarps + threadIdx.x / 32);
   const int number = index / 2;
   const int side = index % 2;
-  if (number >= table.rows * table.heads) return;
+  if (number >= table.rows * table.heads) return wait_for_earlier();
   const int lane = table.lane_at(layer, number);
-  const DeviceTail& tail = table.tails[lane * 2 + side];
+  const DeviceTail tail = table.tails[lane * 2 + side];
   const int64_t from = row_of(table, number) * table.head_dim;
+  wait_for_earlier();
   store_row(tail.ring, table.dtype, tail.place(tail.newest), table.head_dim,
             (side == 0 ? k : v) + from);
   if (!tail.placed || threadIdx.x % 32 != 0) return;
@@ -187,11 +192,11 @@ void count_step(const TableArgs& table, Stream& stream) {
   check_launch("DecodeTable::start");
 }
 
-void store_new_rows(const TableArgs& table, int layer, const float* k, const float* v,
-                    Stream& stream) {
+void store_new_rows(const TableArgs& table, int layer, bool pictures, const float* k,
+                    const float* v, Stream& stream) {
   const auto blocks = static_cast<unsigned>(ceil_div(2 * table.rows * table.heads, kStoreWarps));
   launch_early("DecodeTable::store", store_gained, dim3(blocks), 32 * kStoreWarps, stream, table,
-               layer, k, v);
+               layer, pictures, k, v);
 }
 
 }  // namespace kvlm::cuda::packed

@@ -9,8 +9,9 @@ constexpr int kMostRuns = 16;   // of a lane
 
 /// Counts a row more for every lane of a step, in all layers.
 void count_step(const TableArgs& table, Stream& stream);
-/// Stores the step's rows of a layer, (rows, heads, head_dim), as the newest of their rings.
-void store_new_rows(const TableArgs& table, int layer, const float* k, const float* v,
-                    Stream& stream);
+/// Stores the step's rows of a layer, (rows, heads, head_dim), as the newest of their rings. What
+/// is launched next may start at once, but the kernels of picture_lanes.cu, if there are any.
+void store_new_rows(const TableArgs& table, int layer, bool pictures, const float* k,
+                    const float* v, Stream& stream);
 
 }  // namespace kvlm::cuda::packed

@@ -613,7 +613,8 @@ void DecodeTable::start(std::span<const TableRow> rows, Stream& stream) {
 
 void DecodeTable::store(int layer, const float* k, const float* v, Stream& stream) {
   State& state = *state_;
-  if (!state.step.empty()) store_new_rows(state.table_args(), layer, k, v, stream);
+  if (state.step.empty()) return;
+  store_new_rows(state.table_args(), layer, state.bounds.has_pictures(layer), k, v, stream);
 }
 
 void DecodeTable::attend(int layer, const float* q, float* out, float scale, Stream& stream) {

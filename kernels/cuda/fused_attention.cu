@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kMostSources = 3;
 constexpr int kJoinThreads = 32;
+constexpr int kJoinAhead = 16;  // a split has 256 slots of up to 4096
 
 /// A kernel, and which formats it reads; null: there is none for the head_dim.
 struct FusedPair {
@@ -156,7 +157,7 @@ uint32_t pairs_of(std::span<const SlotRun> runs, bool keys, int head_dim) {
 /// Joins the splits of lanes that several blocks have taken.
 __global__ void __launch_bounds__(kJoinThreads) join_splits(AttendArgs args, FusedArgs fused) {
   const auto index = static_cast<int>(blockIdx.x);
-  // Lanes have been counted: what has let this kernel start has waited for that.
+  // Lanes have been counted before this kernel could start (store_gained()).
   const DeviceLane lane = lane_of(args, lane_at(args, index));
   const bool is_joined = lane.fused == 0 || is_picture(lane.fused) ||
                          has_all_splits(fused, fused_splits_of(lane.slots));  // by a block
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(kJoinThreads) join_splits(AttendArgs args, Fus
   let_next_start();
   if (is_joined) return;
   const auto query = static_cast<int>(blockIdx.y);
-  join_queries(args, fused, lane, args.head_dim, index, query, query + 1);
+  join_queries<kJoinAhead>(args, fused, lane, args.head_dim, index, query, query + 1);
 }
 
 }  // namespace

@@ -40,10 +40,10 @@ struct WeighedSum {
 };
 
 /// Writes the outputs of queries [first_query, end_query) of lane `index`, by the threads of a
-/// block, 4 channels each.
-__device__ inline void join_queries(const AttendArgs& args, const FusedArgs& fused,
-                                    const DeviceLane& lane, int head_dim, int index,
-                                    int first_query, int end_query) {
+/// block, 4 channels each. The states of kAhead splits are asked for together.
+template <int kAhead>
+__device__ void join_queries(const AttendArgs& args, const FusedArgs& fused, const DeviceLane& lane,
+                             int head_dim, int index, int first_query, int end_query) {
   const int splits = fused_splits_of(lane.slots);
   const int fours = head_dim / 4;
   const int64_t first = static_cast<int64_t>(index) * fused.splits * args.q_per_kv;
@@ -55,15 +55,24 @@ __device__ inline void join_queries(const AttendArgs& args, const FusedArgs& fus
     const auto* outs = reinterpret_cast<const float4*>(fused.outs) + (first + query) * fours + four;
     float most = -INFINITY;
     WeighedSum sum;
-#pragma unroll 8
-    for (int split = 0; split < splits; ++split) {
-      const float2 end = ends[static_cast<int64_t>(split) * args.q_per_kv];
-      const float4 out = outs[static_cast<int64_t>(split) * args.q_per_kv * fours];
-      if (end.x > most) {
-        sum.shrink(exp2f(most - end.x));
-        most = end.x;
+    for (int split = 0; split < splits; split += kAhead) {
+      float2 end[kAhead];
+      float4 out[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const auto at = static_cast<int64_t>(min(split + i, splits - 1)) * args.q_per_kv;
+        end[i] = ends[at];
+        out[i] = outs[at * fours];
       }
-      sum.add(exp2f(end.x - most), end.y, out);
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (split + i >= splits) break;
+        if (end[i].x > most) {
+          sum.shrink(exp2f(most - end[i].x));
+          most = end[i].x;
+        }
+        sum.add(exp2f(end[i].x - most), end[i].y, out[i]);
+      }
     }
     sum.write(lane, head_dim, query, four);
   }

@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   const int first_query = static_cast<int>(blockIdx.z) * kGroups * kGroupQueries;
   if constexpr (requires { K::prepare(); }) K::prepare();
   if constexpr (requires { V::prepare(); }) V::prepare();
-  // Lanes and runs have been counted: the kernel that stores a step's rows has waited for that
-  // before it let this one start. The rows, and queries in another basis, may be on their way.
+  // Lanes and runs have been counted before this kernel could start (store_gained()), and packed
+  // codes are there. The step's rows, and queries in another basis, may be on their way.
   const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
   if (lane.fused != fused.pair) return wait_for_earlier();
   const int splits = fused_splits_of(lane.slots);
@@ -204,24 +204,26 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   if (static_cast<int>(threadIdx.x) < run_count) {
     runs[threadIdx.x].take(args, lane.first_keys + static_cast<int>(threadIdx.x));
   }
-  wait_for_earlier();
-  let_next_start();
   __syncthreads();
   auto* bytes = reinterpret_cast<std::byte*>(dynamic);
   const auto source_at = [&](int i) -> Source& {
     return *reinterpret_cast<Source*>(bytes + i * kSourceBytes<K, kGroups>);
   };
-  for (int i = 0; i < fused.sources; ++i) {
-    int met = -1;  // a run of keys that meets these queries, a packed one if there is one
-    for (int run = 0; run < key_runs; ++run) {
-      if (runs[run].run.source != i) continue;
-      if (met < 0 || runs[met].run.rows != nullptr) met = run;
+  const auto make_sources = [&] {
+    wait_for_earlier();
+    let_next_start();
+    for (int i = 0; i < fused.sources; ++i) {
+      int met = -1;  // a run of keys that meets these queries, a packed one if there is one
+      for (int run = 0; run < key_runs; ++run) {
+        if (runs[run].run.source != i) continue;
+        if (met < 0 || runs[met].run.rows != nullptr) met = run;
+      }
+      if (met < 0) continue;
+      const float* q = runs[met].run.q != nullptr ? runs[met].run.q : lane.q;
+      source_at(i).fill(q, kKeys == Scaled::kToken32, args.q_per_kv, first_query, args.scale);
     }
-    if (met < 0) continue;
-    const float* q = runs[met].run.q != nullptr ? runs[met].run.q : lane.q;
-    source_at(i).fill(q, kKeys == Scaled::kToken32, args.q_per_kv, first_query, args.scale);
-  }
-  __syncthreads();
+    __syncthreads();
+  };
   std::byte* stages_at = bytes + fused.sources * kSourceBytes<K, kGroups>;
   using Stages = WarpStages<K, kKeys, V, kValues>;
   using OneStage = typename Stages::OneStage;
@@ -270,7 +272,12 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   };
 
   enter(first_split);
+  // Codes of one section take fewer registers if queries are made ready inside the loop.
+  constexpr bool kSourcesInLoop = K::kSections.size() == 1;
+  if constexpr (!kSourcesInLoop) make_sources();
+#pragma unroll 1
   for (int split = first_split; split < end_split; ++split) {
+    if (kSourcesInLoop && split == first_split) make_sources();
     Values<V, kValues, kGroups> values;
     OnlineSoftmax<kGroups> softmax;
     enum { kFresh, kRows, kCodes } added = kFresh;  // what is not brought down in `values`
@@ -378,8 +385,8 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   }
   if (splits == 1 || !has_all_splits(fused, splits)) return;
   __syncthreads();
-  join_queries(args, fused, lane, kDim, static_cast<int>(blockIdx.x), first_query,
-               min(first_query + kGroups * kGroupQueries, args.q_per_kv));
+  join_queries<8>(args, fused, lane, kDim, static_cast<int>(blockIdx.x), first_query,
+                  min(first_query + kGroups * kGroupQueries, args.q_per_kv));
 }
 
 /// Shared memory of a block, beside what every block has.

@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
   __shared__ ChannelSums<kGroups> sums;
 
   let_next_start();
-  // Pieces are there: the host has sent them, or the kernel that stores a DecodeTable's rows has
-  // waited for them before it let this one start.
+  // Pieces are there: the host has sent them, or a DecodeTable has counted them before this kernel
+  // could start (store_gained()).
   const PiecePart piece = part_of(launch, 2);
   wait_for_earlier();
   if (piece.rows < 0 || piece.dtype != DType::kF16) return;

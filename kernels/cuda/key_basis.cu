@@ -76,10 +76,9 @@ struct Products {
 
 /// Block (job, rows, channels behind `first`). Channels before it are the first such block's. What
 /// was described, unless it is `fresh`, is read while earlier kernels still run: none writes it.
-/// Nor does the one in front write the rows if this one is `beside` it (BasisStart).
 __global__ void __launch_bounds__(kThreads)
     change_rows(const BasisRows* jobs, const uint16_t* lists, const float* matrix, int dim,
-                int first, bool back, bool fresh, bool beside, int64_t moved) {
+                int first, bool back, bool fresh, int64_t moved) {
   __shared__ alignas(16) float rows[kTile][kPitch];
   __shared__ alignas(16) float weights[kTile][kPitch];
   if (fresh) wait_for_earlier();
@@ -103,10 +102,10 @@ __global__ void __launch_bounds__(kThreads)
   const auto target = [&](int i) { return back ? int{channels[i]} : i; };
   const int read = static_cast<int>(threadIdx.x) % kDepth;
   int next_source = read < n ? source(first + read) : 0;
-  if (!beside) wait_for_earlier();
+  wait_for_earlier();
   let_next_start();
   const int64_t begin = static_cast<int64_t>(blockIdx.y) * kTile;
-  if (begin >= job.rows) return wait_for_earlier();
+  if (begin >= job.rows) return;
   const int count = static_cast<int>(min(int64_t{kTile}, job.rows - begin));
   const float* from = job.from + moved + begin * dim;
   float* to = job.to + begin * dim;
@@ -149,7 +148,81 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
+}
+
+// The eight sums of a dot product are eight threads' where rows are few: the queries of a step. A
+// thread holds its part of a channel's weights before the rows are there.
+constexpr int kFewRows = 4;
+constexpr int kSums = 8;
+constexpr int kFewChannels = kThreads / kSums;  // of a block
+constexpr int kFewSteps = 16;                   // of a thread's channels together
+
+/// As change_rows(), kFewRows rows and kFewChannels channels a block.
+__global__ void __launch_bounds__(kThreads)
+    change_few_rows(const BasisRows* jobs, const uint16_t* lists, const float* matrix, int dim,
+                    int first, bool back, bool fresh, int64_t moved) {
+  if (fresh) wait_for_earlier();
+  const BasisRows job = jobs[blockIdx.x];
+  const uint16_t* channels = lists + static_cast<int64_t>(job.channels) * dim;
+  const int n = dim - first;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int part = thread % kSums;
+  const int made = static_cast<int>(blockIdx.z) * kFewChannels + thread / kSums;
+  const auto source = [&](int i) { return back ? i : int{channels[i]}; };
+  const auto target = [&](int i) { return back ? int{channels[i]} : i; };
+  float weights[kFewSteps];
+  int sources[kFewSteps];
+  const auto load_weights = [&](int at) {
+#pragma unroll
+    for (int i = 0; i < kFewSteps; ++i) {
+      const int j = at + i * kSums + part;
+      weights[i] = j < n && made < n ? matrix[static_cast<int64_t>(made) * n + j] : 0;
+      sources[i] = j < n ? source(first + j) : 0;
+    }
+  };
+  load_weights(0);
   wait_for_earlier();
+  let_next_start();
+  const int64_t begin = int64_t{blockIdx.y} * kFewRows;
+  if (begin >= job.rows) return;
+  const int count = static_cast<int>(min(int64_t{kFewRows}, job.rows - begin));
+  const float* from = job.from + moved + begin * dim;
+  float* to = job.to + begin * dim;
+  if (blockIdx.z == 0) {
+    for (int i = thread; i < count * first; i += kThreads) {
+      const int row = i / first * dim;
+      to[row + target(i % first)] = from[row + source(i % first)];
+    }
+  }
+
+  const int whole = n / kSums * kSums;
+  float sum[kFewRows] = {};
+  for (int at = 0; at < whole; at += kFewSteps * kSums) {
+    if (at > 0) load_weights(at);
+    float x[kFewRows][kFewSteps];
+#pragma unroll
+    for (int r = 0; r < kFewRows; ++r) {
+#pragma unroll
+      for (int i = 0; i < kFewSteps; ++i) x[r][i] = r < count ? from[r * dim + sources[i]] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kFewSteps; ++i) {
+      if (at + i * kSums >= whole) break;
+#pragma unroll
+      for (int r = 0; r < kFewRows; ++r) sum[r] += weights[i] * x[r][i];
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kFewRows; ++r) {
+#pragma unroll
+    for (const int other : {4, 1, 2}) sum[r] += __shfl_xor_sync(~0u, sum[r], other);
+    if (part > 0 || r >= count || made >= n) continue;
+    float rest = 0;  // of the channels behind the last eight
+    for (int j = whole; j < n; ++j) {
+      rest += matrix[static_cast<int64_t>(made) * n + j] * from[r * dim + source(first + j)];
+    }
+    to[r * dim + target(first + made)] = sum[r] + rest;
+  }
 }
 
 constexpr int kEndWarps = 8;
@@ -204,13 +277,17 @@ __global__ void join_ends(float* ends, int parts, int64_t size) {
 }
 
 /// `fresh`: it has not run since it was described.
-void launch(const BasisLaunch& l, bool fresh, BasisStart start, int64_t moved, Stream& stream) {
+void launch(const BasisLaunch& l, bool fresh, int64_t moved, Stream& stream) {
   if (l.most == 0) return;
   const int first = l.matrix == nullptr ? l.dim : l.first;
-  const dim3 grid(l.count, static_cast<unsigned>(ceil_div(l.most, kTile)),
-                  static_cast<unsigned>(std::max<int64_t>(1, ceil_div(l.dim - first, kTile))));
-  launch_early("change_basis", change_rows, grid, kThreads, stream, l.jobs, l.lists, l.matrix,
-               l.dim, first, l.back, fresh, start == BasisStart::kBesideLast, moved);
+  // Many jobs fill the GPU as they are.
+  const bool few =
+      l.most <= kFewRows && static_cast<int>(l.count) <= stream.queue().multiprocessors();
+  const dim3 grid(l.count, static_cast<unsigned>(ceil_div(l.most, few ? kFewRows : kTile)),
+                  static_cast<unsigned>(
+                      std::max<int64_t>(1, ceil_div(l.dim - first, few ? kFewChannels : kTile))));
+  launch_early("change_basis", few ? change_few_rows : change_rows, grid, kThreads, stream, l.jobs,
+               l.lists, l.matrix, l.dim, first, l.back, fresh, moved);
 }
 
 }  // namespace
@@ -265,7 +342,7 @@ void change_basis(const KeyBasis& basis, BasisChange change, std::span<const Bas
   if (basis.cufft && change != BasisChange::kQuery && transforms) {
     return change_by_cufft(described, stream);
   }
-  launch(described, /*fresh=*/true, BasisStart::kBehindLast, 0, stream);
+  launch(described, /*fresh=*/true, 0, stream);
 }
 
 void prepare_basis(const KeyBasis& basis, int index) {
@@ -318,9 +395,8 @@ void BasisBatch::describe(const KeyBasis& basis, BasisChange change, std::span<c
   state_->from = from;
 }
 
-void BasisBatch::run(const float* from, BasisStart start, Stream& stream) {
-  cuda::launch(state_->launch, std::exchange(state_->fresh, false), start, from - state_->from,
-               stream);
+void BasisBatch::run(const float* from, Stream& stream) {
+  cuda::launch(state_->launch, std::exchange(state_->fresh, false), from - state_->from, stream);
 }
 
 }  // namespace kvlm

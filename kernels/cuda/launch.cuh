@@ -115,8 +115,7 @@ __device__ inline void let_next_start() {
 /// Waits until all that was queued earlier is done and seen. In a kernel of launch_early() every
 /// thread calls it before it reads what the kernels that may still run write, and before it writes;
 /// every block calls it before it ends, also one with nothing to do, because the kernel behind it
-/// takes all before as done when it is. A kernel may write earlier where the one in front touches
-/// none of it and let others start only when it had waited itself (BasisStart::kBesideLast).
+/// takes all before as done when it is.
 __device__ inline void wait_for_earlier() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();

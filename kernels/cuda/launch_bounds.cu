@@ -173,6 +173,10 @@ int LaunchBounds::parts(int layer, bool keys) const {
   return sum;
 }
 
+bool LaunchBounds::has_pictures(int layer) const {
+  return (kinds_[static_cast<size_t>(layer)].fused & kPictureKernels) != 0;
+}
+
 LayerLaunch LaunchBounds::layer_launch(int layer, int lanes) const {
   LayerLaunch launch;
   launch.kinds = kinds_[static_cast<size_t>(layer)];

@@ -27,6 +27,8 @@ class LaunchBounds {
   void cut_keys(int slots);
 
   int key_slots() const noexcept { return key_slots_; }
+  /// Some lanes of a layer are picture_lanes.cu's.
+  bool has_pictures(int layer) const;
   /// Splits of a lane's keys, or values, at most.
   int parts(int layer, bool keys) const;
   /// The launches of a layer for so many lanes, but for what the lanes' table knows.

@@ -180,6 +180,8 @@ __global__ void __launch_bounds__(kPieceThreads) attend_piece(PieceLaunch launch
 
 constexpr int kJoinThreads = 128;
 constexpr int kJoinedParts = 1024;  // weights of so many are held at once
+constexpr int kHeldParts = 16;      // asked for before their weights are known
+static_assert(kHeldParts <= kJoinThreads && kHeldParts <= kJoinedParts);
 
 /// Merges the softmax states of a lane, of all its runs, with one block of threads for each lane
 /// and query. The state of no rows has no weight.
@@ -188,14 +190,24 @@ __global__ void __launch_bounds__(kJoinThreads)
   __shared__ float weights[kJoinedParts];
   __shared__ float of_warps[kJoinThreads / 32];
   let_next_start();
-  wait_for_earlier();
-  const DeviceRowLane lane = lanes[blockIdx.x];
+  const DeviceRowLane lane = lanes[blockIdx.x];  // as attend_tiles() reads pieces
   const int query = static_cast<int>(blockIdx.y);
   const int thread = static_cast<int>(threadIdx.x);
   const int head_dim = launch.head_dim;
   const auto state = [&](int part) { return state_of(launch, lane.first_part + part); };
-  float maximum = -INFINITY;
-  for (int i = thread; i < lane.parts; i += kJoinThreads) {
+  const int64_t stride = launch.state_floats();
+  wait_for_earlier();
+  // Of part `thread`; and of the first parts, the thread's first channel.
+  const SoftmaxState own = state(thread);
+  const float own_top = thread < lane.parts ? own.max[query] : -INFINITY;
+  const float own_sum = thread < lane.parts ? own.sum[query] : 0;
+  float held[kHeldParts] = {};
+#pragma unroll
+  for (int i = 0; i < kHeldParts; ++i) {
+    if (i < lane.parts && thread < head_dim) held[i] = state(i).out[query * head_dim + thread];
+  }
+  float maximum = own_top;
+  for (int i = thread + kJoinThreads; i < lane.parts; i += kJoinThreads) {
     maximum = fmaxf(maximum, state(i).max[query]);
   }
   maximum = block_reduce<kJoinThreads>(maximum, true, of_warps);
@@ -207,10 +219,11 @@ __global__ void __launch_bounds__(kJoinThreads)
     const int count = min(kJoinedParts, lane.parts - first);
     __syncthreads();
     for (int i = thread; i < count; i += kJoinThreads) {
-      const float top = state(first + i).max[query];
+      const bool is_own = first + i == thread;
+      const float top = is_own ? own_top : state(first + i).max[query];
       const float weight = top > -INFINITY ? __expf(top - maximum) : 0.0f;
       weights[i] = weight;
-      if (weight > 0) sum += weight * state(first + i).sum[query];
+      if (weight > 0) sum += weight * (is_own ? own_sum : state(first + i).sum[query]);
     }
     __syncthreads();
 #pragma unroll
@@ -218,9 +231,15 @@ __global__ void __launch_bounds__(kJoinThreads)
       const int channel = thread + j * kJoinThreads;
       if (channel >= head_dim) break;
       const float* from = state(first).out + query * head_dim + channel;
-      const int64_t stride = launch.state_floats();
+      const bool is_held = first == 0 && j == 0;
+      if (is_held) {
+#pragma unroll
+        for (int i = 0; i < kHeldParts; ++i) {
+          if (i < count && weights[i] > 0) out[j] += weights[i] * held[i];
+        }
+      }
 #pragma unroll 8
-      for (int i = 0; i < count; ++i) {
+      for (int i = is_held ? kHeldParts : 0; i < count; ++i) {
         const float weight = weights[i];
         if (weight > 0) out[j] += weight * from[i * stride];
       }

@@ -231,7 +231,7 @@ void BasisBatch::describe(const KeyBasis&, BasisChange, std::span<const BasisJob
                           Stream&) {
   cuda::refuse("BasisBatch");
 }
-void BasisBatch::run(const float*, BasisStart, Stream&) { cuda::refuse("BasisBatch"); }
+void BasisBatch::run(const float*, Stream&) { cuda::refuse("BasisBatch"); }
 
 struct DecodeTable::State {};
 DecodeTable::DecodeTable(const TableShape&, std::span<const std::array<RowWindow, 2>>, Device) {

@@ -134,7 +134,7 @@ void KeyBasisChange::change_queries(int layer, const float* q, Stream& stream) {
     }
     BasisBatch& batch = query_batches_[at][store];
     batch.describe(basis, BasisChange::kQuery, jobs, q, stream);
-    batch.run(q, BasisStart::kBesideLast, stream);
+    batch.run(q, stream);
   }
 }
 
@@ -142,7 +142,7 @@ void KeyBasisChange::change_queries_again(int layer, const float* q, Stream& str
   const auto at = static_cast<size_t>(layer);
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
     if (query_jobs_[at][store].empty()) continue;
-    query_batches_[at][store].run(q, BasisStart::kBesideLast, stream);
+    query_batches_[at][store].run(q, stream);
   }
 }
 

@@ -45,7 +45,7 @@ class KeyBasisChange {
   /// the packed keys of `store`. Null: these keys are as the model made them.
   const float* add_queries(int layer, size_t store, size_t index, const float* q,
                            const HeadFacts& facts);
-  /// Changes a layer's queries, which lie from `q` on, on a GPU beside what was queued last.
+  /// Changes a layer's queries, which lie from `q` on.
   void change_queries(int layer, const float* q, Stream& stream);
   /// The same for the queries of a later step on a GPU that lie as those did.
   void change_queries_again(int layer, const float* q, Stream& stream);

@@ -29,8 +29,8 @@ class Batch {
     batch_->describe(basis, BasisChange::kQuery, jobs_, from, stream);
   }
 
-  void run(const float* from, BasisStart start, Stream& stream) {
-    if (batch_) return batch_->run(from, start, stream);
+  void run(const float* from, Stream& stream) {
+    if (batch_) return batch_->run(from, stream);
     for (BasisJob& job : jobs_) job.from += from - from_;
     from_ = from;
     change_basis(*basis_, BasisChange::kQuery, jobs_, stream);
@@ -70,11 +70,11 @@ TEST_F(KeptCuda, QueriesAreTurnedWhereverTheyAre) {
                       channels[static_cast<size_t>(i)].data()});
     }
     Batch batch(basis, jobs, from, stream);
-    batch.run(from, BasisStart::kBehindLast, stream);
+    batch.run(from, stream);
     Tensor both(DType::kF32, {2, kJobs * 2 * kDim}, device);
     const Shape half{1, kJobs * 2 * kDim};
     copy(both.view().slice(0, 1), out.view().slice(0, 1).reshape(half), stream);
-    batch.run(from + kJobs * 2 * kDim, BasisStart::kBehindLast, stream);
+    batch.run(from + kJobs * 2 * kDim, stream);
     copy(both.view().slice(1, 1), out.view().slice(0, 1).reshape(half), stream);
     stream.synchronize();
     return both;
@@ -84,8 +84,50 @@ TEST_F(KeptCuda, QueriesAreTurnedWhereverTheyAre) {
   EXPECT_EQ(error(run(gpu_q, kGpu, *gpu_), expected), 0);
 }
 
-/// A change beside the kernel in front of it has the same results, and what follows waits for both.
-TEST_F(KeptCuda, QueriesAreTurnedBesideTheKernelInFront) {
+/// Up to four rows have a kernel of their own, which takes 128 channels at a time.
+TEST_F(KeptCuda, RowsAreTurnedWhetherFewOrMany) {
+  struct Size {
+    int dim;
+    int first;
+  };
+  for (const Size size : {Size{128, 0}, Size{128, 128}, Size{300, 7}, Size{260, 4}, Size{33, 32}}) {
+    const auto [dim, first] = size;
+    const auto n = static_cast<size_t>(dim - first);
+    KeyBasis basis;
+    basis.dim = dim;
+    basis.first = first;
+    if (n > 0) {
+      const Tensor matrix = normal_tensor(DType::kF32, {static_cast<int64_t>(n * n)}, 7);
+      for (std::vector<float>& of : basis.matrix) {
+        of.assign(matrix.as<float>(), matrix.as<float>() + n * n);
+      }
+    }
+    std::vector<uint16_t> channels(static_cast<size_t>(dim));
+    std::iota(channels.rbegin(), channels.rend(), uint16_t{0});
+    for (const int rows : {1, 3, 4, 5, 70}) {
+      for (const BasisChange change : {BasisChange::kQuery, BasisChange::kBack}) {
+        const Tensor x = normal_tensor(DType::kF32, {2, rows, dim}, 8);
+        const auto run = [&](const Tensor& from, Device device, Stream& stream) {
+          Tensor to(DType::kF32, from.shape(), device);
+          fill_random(to, 1, 0, stream);
+          const int64_t next = int64_t{rows} * dim;
+          // The second job has a row less.
+          const std::vector<BasisJob> jobs{
+              {from.as<float>(), to.as<float>(), rows, channels.data()},
+              {from.as<float>() + next, to.as<float>() + next, rows - 1, channels.data()}};
+          change_basis(basis, change, jobs, stream);
+          stream.synchronize();
+          return to;
+        };
+        EXPECT_EQ(error(run(on_gpu(x), kGpu, *gpu_), run(x, {}, cpu_)), 0)
+            << dim << " channels from " << first << " on, " << rows << " rows";
+      }
+    }
+  }
+}
+
+/// Changes that start while the one in front of them runs have the same results.
+TEST_F(KeptCuda, QueriesAreTurnedOneBehindTheOther) {
   constexpr int kDim = 1024;  // whose blocks take their time
   constexpr int kBasis = 512;
   constexpr int kJobs = 8;  // of the kernel in front
@@ -124,9 +166,9 @@ TEST_F(KeptCuda, QueriesAreTurnedBesideTheKernelInFront) {
     std::vector<Tensor> found;
     for (int time = 0; time < 3; ++time) {  // the first one as just described
       for (Tensor* tensor : {&of_x, &of_y, &last}) fill_random(*tensor, 1, 0, stream);
-      batches[0].run(x.as<float>(), BasisStart::kBehindLast, stream);
-      batches[1].run(y.as<float>(), BasisStart::kBesideLast, stream);
-      batches[2].run(end, BasisStart::kBehindLast, stream);
+      batches[0].run(x.as<float>(), stream);
+      batches[1].run(y.as<float>(), stream);
+      batches[2].run(end, stream);
       found.emplace_back(DType::kF32, last.shape(), device);
       copy(found.back(), last, stream);
     }
