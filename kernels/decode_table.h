@@ -200,8 +200,8 @@ struct TableRow {
 /// (kernels/base/recording.h).
 ///
 ///   table.reserve(load); for each sequence and layer: table.set(...); each step:
-///   table.start(rows); for each layer: table.attend(...); table.pack(side) where windows are full,
-///   table.evict(slots) or table.drop_least() where rows go
+///   table.start(rows); for each layer: table.store(...), table.attend(...); table.pack(side) where
+///   windows are full, table.evict(slots) or table.drop_least() where rows go
 ///
 /// Throws Error{kUnsupported} where there is no GPU.
 class DecodeTable {
@@ -227,7 +227,7 @@ class DecodeTable {
   void send(int draft, Stream& stream);
   /// Begins a step: counts a row more for each of `rows`, in every layer.
   void start(std::span<const TableRow> rows, Stream& stream);
-  /// Stores the step's rows of a layer, with one kernel that first waits for what was queued.
+  /// Stores the step's rows of a layer, with one kernel.
   ///   k, v    (rows of the step, kv_heads, head_dim) f32
   void store(int layer, const float* k, const float* v, Stream& stream);
   /// Attends, once they are stored. Between the two, queries may be changed (BasisBatch), nothing

@@ -14,6 +14,9 @@ namespace kvlm {
 ///   weight  (dim,)       f32
 ///   eps     added to the mean square, unitless
 ///
+/// On CUDA weight may be read before what is queued ahead is done, so only copies, or work that the
+/// host has waited for, may have written it.
+///
 /// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch. Asynchronous on CUDA.
 /// Source: Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4.
 void rms_norm(TensorView y, ConstTensorView x, ConstTensorView weight, float eps, Stream& stream);

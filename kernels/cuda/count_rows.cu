@@ -80,12 +80,13 @@ __device__ void place_newest(const TableArgs& table, int lane, int side, DeviceT
 
 /// What the kernels of row_pieces.cu read of the full rows of a lane: those of its keys, beside
 /// which its values lie alike. Its query and output are counted from 0.
-__device__ void lay_piece(const TableArgs& table, int layer, int number, int lane, int64_t query,
-                          const DeviceTail& keys) {
+///   served  they read the lane
+__device__ void lay_piece(const TableArgs& table, int layer, int number, int lane, bool served,
+                          int64_t query, const DeviceTail& keys) {
   const std::byte* values = table.tails[lane * 2 + 1].ring;
   const int64_t at = static_cast<int64_t>(layer) * table.rows * table.heads + number;
   DevicePiece& piece = table.pieces[at];
-  if (table.pictures && !is_picture(table.lanes[lane].fused)) {
+  if (!served) {
     piece.parts = 0;
     return;
   }
@@ -133,8 +134,9 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
   place_newest(table, at, side, tail);
   DeviceRun* runs = table.runs + static_cast<int64_t>(at * 2 + side) * table.side_runs;
   DeviceRun* gained = runs + table.side_runs - kGainedRuns;
-  // Of a lane that row_pieces.cu attends to nobody reads the runs.
-  if (gained[kGainedRuns - 1].kernel >= 0) lay_gained(table, tail, gained);
+  // Of a lane of full rows alone, which row_pieces.cu attends to, nobody reads the runs.
+  const bool rows_alone = gained[kGainedRuns - 1].kernel < 0;
+  if (!rows_alone) lay_gained(table, tail, gained);
   const int slots = tail.fixed_slots + tail.packed + tail.full;
   const bool fused = table.lanes[at].fused != 0;
   const int first_part = number * table.parts[layer * 2 + side];
@@ -148,7 +150,9 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
     lane.slots = lane.placed && !fused ? table.longest : slots;
     lane.first_weighting = number * table.weightings;
     lane.weights = table.scores + static_cast<int64_t>(number) * table.q_per_kv * table.longest;
-    if (table.pieces != nullptr) lay_piece(table, layer, number, at, query, tail);
+    if (table.pieces != nullptr) {
+      lay_piece(table, layer, number, at, rows_alone || is_picture(lane.fused), query, tail);
+    }
   } else {
     lane.first_part = first_part;
     lane.parts = end_part - first_part;
@@ -158,14 +162,10 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
 constexpr int kStoreWarps = 4;
 
 /// A warp stores the new key or value of a lane as the newest of its ring, and says where the other
-/// is if the lane is placed.
-///   pictures  the layer's attention is by picture_lanes.cu
+/// is if the lane is placed. It reads lanes at once, unless it `waits` (store_new_rows()).
 __global__ void __launch_bounds__(32 * kStoreWarps)
-    store_gained(TableArgs table, int layer, bool pictures, const float* k, const float* v) {
-  // What starts behind this kernel reads lanes at once, as this one does: at the first layer it
-  // waits until they have been counted, and nothing counts them again before the next step. The
-  // kernels of pictures read the queries at once as well.
-  if (layer == 0 || pictures) wait_for_earlier();
+    store_gained(TableArgs table, int layer, bool waits, const float* k, const float* v) {
+  if (waits) wait_for_earlier();
   let_next_start();
   const auto index = static_cast<int>(blockIdx.x * kStoreWarps + threadIdx.x / 32);
   const int number = index / 2;
@@ -192,11 +192,11 @@ void count_step(const TableArgs& table, Stream& stream) {
   check_launch("DecodeTable::start");
 }
 
-void store_new_rows(const TableArgs& table, int layer, bool pictures, const float* k,
-                    const float* v, Stream& stream) {
+void store_new_rows(const TableArgs& table, int layer, bool waits, const float* k, const float* v,
+                    Stream& stream) {
   const auto blocks = static_cast<unsigned>(ceil_div(2 * table.rows * table.heads, kStoreWarps));
   launch_early("DecodeTable::store", store_gained, dim3(blocks), 32 * kStoreWarps, stream, table,
-               layer, pictures, k, v);
+               layer, waits, k, v);
 }
 
 }  // namespace kvlm::cuda::packed

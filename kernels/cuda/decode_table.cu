@@ -144,6 +144,7 @@ struct DecodeTable::State {
   Device device;
   LaunchBounds bounds;
   std::vector<uint64_t> versions;  // by rows of a step
+  bool counted = false;            // in this step, and no rows have been stored since
   std::vector<TableRow> step;
 
   // (slots, layers, kv_heads, ...)
@@ -482,7 +483,6 @@ TableArgs DecodeTable::State::table_args() {
   args.pieces = reinterpret_cast<DevicePiece*>(pieces.data());
   args.row_lanes = reinterpret_cast<DeviceRowLane*>(row_lanes.data());
   args.row_parts = row_parts;
-  args.pictures = may_hold_pictures();
   return args;
 }
 
@@ -608,13 +608,16 @@ void DecodeTable::start(std::span<const TableRow> rows, Stream& stream) {
   }
   uint64_t& version = state.versions[rows.size()];
   if (version == 0) version = new_version();
-  if (!rows.empty()) count_step(state.table_args(), stream);
+  if (rows.empty()) return;
+  count_step(state.table_args(), stream);
+  state.counted = true;
 }
 
 void DecodeTable::store(int layer, const float* k, const float* v, Stream& stream) {
   State& state = *state_;
   if (state.step.empty()) return;
-  store_new_rows(state.table_args(), layer, state.bounds.has_pictures(layer), k, v, stream);
+  const bool waits = std::exchange(state.counted, false) || state.bounds.has_pictures(layer);
+  store_new_rows(state.table_args(), layer, waits, k, v, stream);
 }
 
 void DecodeTable::attend(int layer, const float* q, float* out, float scale, Stream& stream) {

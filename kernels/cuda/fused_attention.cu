@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kMostSources = 3;
 constexpr int kJoinThreads = 32;
-constexpr int kJoinAhead = 16;  // a split has 256 slots of up to 4096
+constexpr int kJoinAhead = 16;  // all splits of a lane of 4096 slots
 
 /// A kernel, and which formats it reads; null: there is none for the head_dim.
 struct FusedPair {
@@ -157,7 +157,7 @@ uint32_t pairs_of(std::span<const SlotRun> runs, bool keys, int head_dim) {
 /// Joins the splits of lanes that several blocks have taken.
 __global__ void __launch_bounds__(kJoinThreads) join_splits(AttendArgs args, FusedArgs fused) {
   const auto index = static_cast<int>(blockIdx.x);
-  // Lanes have been counted before this kernel could start (store_gained()).
+  // Lanes have been counted before this kernel could start (count_step()).
   const DeviceLane lane = lane_of(args, lane_at(args, index));
   const bool is_joined = lane.fused == 0 || is_picture(lane.fused) ||
                          has_all_splits(fused, fused_splits_of(lane.slots));  // by a block

@@ -47,10 +47,10 @@ __device__ void join_queries(const AttendArgs& args, const FusedArgs& fused, con
   const int splits = fused_splits_of(lane.slots);
   const int fours = head_dim / 4;
   const int64_t first = static_cast<int64_t>(index) * fused.splits * args.q_per_kv;
-  for (int i = static_cast<int>(threadIdx.x); i < (end_query - first_query) * fours;
-       i += static_cast<int>(blockDim.x)) {
-    const int query = first_query + i / fours;
-    const int four = i % fours;
+  for (int item = static_cast<int>(threadIdx.x); item < (end_query - first_query) * fours;
+       item += static_cast<int>(blockDim.x)) {
+    const int query = first_query + item / fours;
+    const int four = item % fours;
     const float2* ends = fused.ends + first + query;
     const auto* outs = reinterpret_cast<const float4*>(fused.outs) + (first + query) * fours + four;
     float most = -INFINITY;

@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   const int first_query = static_cast<int>(blockIdx.z) * kGroups * kGroupQueries;
   if constexpr (requires { K::prepare(); }) K::prepare();
   if constexpr (requires { V::prepare(); }) V::prepare();
-  // Lanes and runs have been counted before this kernel could start (store_gained()), and packed
+  // Lanes and runs have been counted before this kernel could start (count_step()), and packed
   // codes are there. The step's rows, and queries in another basis, may be on their way.
   const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
   if (lane.fused != fused.pair) return wait_for_earlier();

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
 
   let_next_start();
   // Pieces are there: the host has sent them, or a DecodeTable has counted them before this kernel
-  // could start (store_gained()).
+  // could start (count_step()).
   const PiecePart piece = part_of(launch, 2);
   wait_for_earlier();
   if (piece.rows < 0 || piece.dtype != DType::kF16) return;

@@ -649,9 +649,9 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
       std::max(CodeBytes<kKeyBits>::kStageBytes, CodeBytes<kValueBits>::kStageBytes);
   extern __shared__ float4 memory[];
   __shared__ PictureShared<kWarps> shared;
-  // The kernel that stores new rows has waited for all before it, where there are pictures, before
-  // it let others start (store_gained()); what has started since writes nothing that is read here,
-  // but states: queries that change their basis are not these (is_one_block).
+  // The kernel that stores new rows has waited for all before it (store_new_rows()); what has
+  // started since writes nothing that is read here, but states: queries that change their basis are
+  // not these (is_one_block).
   let_next_start();
   const int index = static_cast<int>(blockIdx.x) / blocks;
   const int at = lane_at(args, index);

@@ -133,7 +133,6 @@ struct TableArgs {
   DevicePiece* pieces;
   DeviceRowLane* row_lanes;
   int row_parts;  // of such a lane, at most
-  bool pictures;  // they are those of lanes that picture_lanes.cu serves; else of all lanes
 
   __device__ int lane_at(int layer, int index) const {
     return (step[index / heads].slot * layers + layer) * heads + index % heads;

@@ -3,10 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "kernels/base/recording.h"
+#include "kernels/elementwise.h"
+#include "kernels/gemm.h"
+#include "kernels/norm.h"
 #include "kernels/row_batch.h"
 #include "tests/cuda/fixture.h"
 
@@ -152,8 +157,95 @@ TEST_F(DecodeTables, AttendLongRings) {
   }
   for (const int queries : {1, 7, 9}) check(DType::kF16, 128, 6400, {{17, 6399}}, queries);
   check(DType::kF16, 64, 6400, {{17, 6399}}, 9);
+  check(DType::kF16, 256, 6400, {{17, 6399}});   // two channels a thread that joins
+  check(DType::kF16, 16, 66000, {{17, 65999}});  // more parts than threads
   check(DType::kF32, 128, 6144, {{17, 6143}});
   check(DType::kBF16, 128, 6143, {{17, 6142}});
+}
+
+/// Kernels of a step that start before those in front of them have ended wait for what those write,
+/// also when they are recorded.
+TEST_F(DecodeTables, LayersWaitForEachOther) {
+  constexpr int kLayers = 4;
+  constexpr int kQueries = 4;
+  constexpr int kRing = 1500;
+  enum class Mode : uint8_t { kWaiting, kQueued, kRecorded };
+  for (const int dim : {128, 64}) {
+    const int64_t width = int64_t{kHeads} * kQueries * dim;
+    const int64_t key_width = int64_t{kHeads} * dim;
+    const Tensor product =
+        on_gpu(normal_tensor(DType::kBF16, {width + 2 * key_width, width}, 1, 0.05f));
+    const Tensor weight = on_gpu(normal_tensor(DType::kF32, {width}, 2));
+    const std::vector<std::array<RowWindow, 2>> windows(kLayers);
+    TableShape shape;
+    shape.layers = kLayers;
+    shape.kv_heads = kHeads;
+    shape.q_per_kv = kQueries;
+    shape.head_dim = dim;
+    shape.rows = DType::kF16;
+    TableLoad load;
+    load.slots = 1;
+    load.longest = kRing;
+    const auto run = [&](Mode mode) {
+      const Tensor rings =
+          on_gpu(normal_tensor(DType::kF16, {kLayers * 2 * kHeads, kRing, dim}, 3));
+      DecodeTable table(shape, windows, kGpu);
+      table.reserve(load);
+      for (int layer = 0; layer < kLayers; ++layer) {
+        std::vector<TableLane> lanes(kHeads);
+        for (int ring = 0; ring < 2 * kHeads; ++ring) {
+          TableLane& lane = lanes[static_cast<size_t>(ring % kHeads)];
+          GrowingRows& gained = ring < kHeads ? lane.keys_gained : lane.values_gained;
+          gained.ring = const_cast<std::byte*>(rings.view().slice(layer * 4 + ring, 1).data());
+          gained.ring_rows = kRing;
+          gained.first = 1200;
+          gained.full = 500;
+        }
+        table.set(0, layer, lanes, *gpu_);
+      }
+      Tensor x = on_gpu(normal_tensor(DType::kF32, {1, width}, 4));
+      Tensor normed(DType::kF32, {1, width}, kGpu);
+      Tensor qkv(DType::kF32, {1, width + 2 * key_width}, kGpu);
+      Tensor out(DType::kF32, {1, width}, kGpu);
+      const auto done = [&] {
+        if (mode == Mode::kWaiting) gpu_->synchronize();
+      };
+      const auto layers = [&] {
+        const float* q = qkv.as<float>();
+        for (int layer = 0; layer < kLayers; ++layer) {
+          rms_norm(normed, x, weight, 1e-5f, *gpu_);
+          done();
+          linear(qkv, normed, product, {}, /*add=*/false, *gpu_);
+          done();
+          table.store(layer, q + width, q + width + key_width, *gpu_);
+          done();
+          table.attend(layer, q, out.as<float>(), kScale, *gpu_);
+          done();
+          add(x, out, *gpu_);
+          done();
+        }
+      };
+      Recording recording;
+      const TableRow row{0, 0};
+      for (int step = 0; step < 100; ++step) {
+        table.start({&row, 1}, *gpu_);
+        done();
+        if (mode != Mode::kRecorded) {
+          layers();
+          continue;
+        }
+        if (step == 0) recording.make(*gpu_, layers);
+        recording.run(*gpu_);
+      }
+      return on_host(x);
+    };
+    const Tensor expected = run(Mode::kWaiting);
+    EXPECT_FALSE(std::isnan(expected.as<float>()[0]));
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_TRUE(testing::same_bits(run(Mode::kQueued).view(), expected.view())) << dim;
+      EXPECT_TRUE(testing::same_bits(run(Mode::kRecorded).view(), expected.view())) << dim;
+    }
+  }
 }
 
 }  // namespace

@@ -84,13 +84,14 @@ TEST_F(KeptCuda, QueriesAreTurnedWhereverTheyAre) {
   EXPECT_EQ(error(run(gpu_q, kGpu, *gpu_), expected), 0);
 }
 
-/// Up to four rows have a kernel of their own, which takes 128 channels at a time.
+/// Up to four rows of few jobs have a kernel of their own, which takes 128 channels at a time.
 TEST_F(KeptCuda, RowsAreTurnedWhetherFewOrMany) {
   struct Size {
     int dim;
     int first;
   };
-  for (const Size size : {Size{128, 0}, Size{128, 128}, Size{300, 7}, Size{260, 4}, Size{33, 32}}) {
+  for (const Size size :
+       {Size{128, 0}, Size{128, 128}, Size{300, 7}, Size{260, 4}, Size{136, 7}, Size{33, 32}}) {
     const auto [dim, first] = size;
     const auto n = static_cast<size_t>(dim - first);
     KeyBasis basis;
@@ -106,15 +107,17 @@ TEST_F(KeptCuda, RowsAreTurnedWhetherFewOrMany) {
     std::iota(channels.rbegin(), channels.rend(), uint16_t{0});
     for (const int rows : {1, 3, 4, 5, 70}) {
       for (const BasisChange change : {BasisChange::kQuery, BasisChange::kBack}) {
-        const Tensor x = normal_tensor(DType::kF32, {2, rows, dim}, 8);
+        const int count = rows == 4 ? 300 : 2;  // more than there are multiprocessors
+        const Tensor x = normal_tensor(DType::kF32, {count, rows, dim}, 8);
         const auto run = [&](const Tensor& from, Device device, Stream& stream) {
           Tensor to(DType::kF32, from.shape(), device);
           fill_random(to, 1, 0, stream);
           const int64_t next = int64_t{rows} * dim;
-          // The second job has a row less.
-          const std::vector<BasisJob> jobs{
-              {from.as<float>(), to.as<float>(), rows, channels.data()},
-              {from.as<float>() + next, to.as<float>() + next, rows - 1, channels.data()}};
+          std::vector<BasisJob> jobs;
+          for (int job = 0; job < count; ++job) {  // the last one has a row less
+            jobs.push_back({from.as<float>() + job * next, to.as<float>() + job * next,
+                            job + 1 < count ? rows : rows - 1, channels.data()});
+          }
           change_basis(basis, change, jobs, stream);
           stream.synchronize();
           return to;
@@ -132,7 +135,7 @@ TEST_F(KeptCuda, QueriesAreTurnedOneBehindTheOther) {
   constexpr int kBasis = 512;
   constexpr int kJobs = 8;  // of the kernel in front
   constexpr int kRows = 1000;
-  constexpr int kFew = 33;  // of a job beside it; another one has a block of rows less
+  constexpr int kFew = 33;  // of a job behind it; another one has a block of rows less
   KeyBasis basis;
   basis.dim = kDim;
   basis.first = kBasis;
@@ -142,7 +145,7 @@ TEST_F(KeptCuda, QueriesAreTurnedOneBehindTheOther) {
   std::vector<uint16_t> channels(kDim);
   std::iota(channels.rbegin(), channels.rend(), uint16_t{0});
   const Tensor front = normal_tensor(DType::kF32, {kJobs, kRows, kDim}, 8);
-  const Tensor beside = normal_tensor(DType::kF32, {2, kFew, kDim}, 9);
+  const Tensor behind_it = normal_tensor(DType::kF32, {2, kFew, kDim}, 9);
 
   const auto run = [&](const Tensor& x, const Tensor& y, Device device, Stream& stream) {
     Tensor of_x(DType::kF32, x.shape(), device);
@@ -175,8 +178,8 @@ TEST_F(KeptCuda, QueriesAreTurnedOneBehindTheOther) {
     stream.synchronize();
     return found;
   };
-  const std::vector<Tensor> expected = run(front, beside, {}, cpu_);
-  const std::vector<Tensor> found = run(on_gpu(front), on_gpu(beside), kGpu, *gpu_);
+  const std::vector<Tensor> expected = run(front, behind_it, {}, cpu_);
+  const std::vector<Tensor> found = run(on_gpu(front), on_gpu(behind_it), kGpu, *gpu_);
   for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(error(found[i], expected[i]), 0) << i;
 }
 

@@ -348,6 +348,9 @@ TEST_F(Cuda, NormsActivationsAndElements) {
       rms_norm(y, x, weight, 1e-5f, cpu_);
       rms_norm(gpu_y, gpu_x, gpu_weight, 1e-5f, *gpu_);
       EXPECT_LE(error(gpu_y, y), 4e-6);
+      Tensor in_place = on_gpu(x);
+      rms_norm(in_place, in_place, gpu_weight, 1e-5f, *gpu_);
+      EXPECT_TRUE(testing::same_bits(on_host(in_place).view(), on_host(gpu_y).view()));
       layer_norm(y, x, weight, bias, 1e-5f, cpu_);
       layer_norm(gpu_y, gpu_x, gpu_weight, gpu_bias, 1e-5f, *gpu_);
       EXPECT_LE(error(gpu_y, y), 2e-6);
