@@ -40,6 +40,12 @@ struct QuerySource {
     return left < Pairs::kPairs ? left : Pairs::kPairs;
   }
 
+  /// Where pair i of a quarter lies in natural order: of four pairs the inner ones are exchanged,
+  /// so that neighbouring words meet every other pair (Keys::fold).
+  static constexpr __device__ int natural_place(int i) {
+    if (i / 4 * 4 + 4 > kQuarter / 2) return i;
+    return i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i;
+  }
   /// Place of a channel among the halves of a quarter.
   struct Place {
     int quarter;
@@ -130,8 +136,8 @@ struct QuerySource {
     const float up = coded_up * power_of_two(Pairs::kTop - at.exponent);
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
-      put(natural[group][2 * query + part] + channel / kQuarter * kQuarterWords, channel % kQuarter,
-          x * natural_up, part == 1);
+      put(natural[group][2 * query + part] + channel / kQuarter * kQuarterWords,
+          2 * natural_place(channel % kQuarter / 2) + channel % 2, x * natural_up, part == 1);
       put(coded_at(group, part == 1 ? kLower : kHigher, query, at.quarter), at.half, x * up,
           part == 1);
     }
@@ -202,18 +208,26 @@ class Keys {
       }
     }
     __syncwarp();
-    // Zero points are 16 equal rows.
+    // Zero points are rows of an operand as they lie: its first rows have every other pair, which
+    // one product sums up, and the last rows the rest, which another one does.
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       uint32_t b[kPairs];
       load_pairs(source.natural[group][my.row] + my.quarter * Source::kQuarterWords, b);
       float sums[2][4] = {};
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        mma(sums[step % 2], z[2 * step], z[2 * step], z[2 * step + 1], z[2 * step + 1], b[2 * step],
-            b[2 * step + 1]);
+      for (int i = 0; i < kPairs; i += 4) {
+        const auto at = [&](const uint32_t(&of)[kPairs], int j) {
+          return i + j < kPairs ? of[(i + j) % kPairs] : 0;
+        };
+        const bool whole = i + 4 <= kPairs;
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+          mma(sums[side], at(z, 0), at(z, 1), at(z, 2), at(z, 3), at(b, whole ? 2 * side : side),
+              whole ? at(b, 2 * side + 1) : 0);
+        }
       }
-      bias_[group] = (sums[0][0] + sums[0][1] + sums[1][0] + sums[1][1]) *
+      bias_[group] = (sums[0][0] + sums[0][1] + sums[1][2] + sums[1][3]) *
                      source.natural_down[group * kGroupQueries + my.quarter];
     }
     float unit = 1;
@@ -266,7 +280,8 @@ class Keys {
     }
 #pragma unroll
     for (int tile = 0; tile < kItemTiles; ++tile) {
-      multiply([&](int side, int reg) { return words[tile][side][reg]; }, tile, scores);
+      multiply([&](int side, int reg) { return words[tile][side][Source::natural_place(reg)]; },
+               tile, scores);
     }
   }
 
