@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <limits>
+
 #include "kernels/cuda/any_format.h"
 #include "kernels/cuda/attend_layer.h"
 #include "kernels/cuda/fused_attention.h"
@@ -46,6 +49,24 @@ __global__ void sum_parts(AttendArgs args) {
   }
 }
 
+/// Calls with(pair) for the kernels of one pass that a layer launches.
+template <class With>
+void each_pair(const LaneKinds& kinds, const With& with) {
+  for (int pair = 1; pair <= fused_pairs(); ++pair) {
+    if ((kinds.fused >> pair & 1) != 0) with(pair);
+  }
+}
+
+int blocks_of_lane(const LayerLaunch& layer, const AttendArgs& args, int splits, Stream& stream) {
+  int resident = std::numeric_limits<int>::max();
+  each_pair(layer.kinds, [&](int pair) {
+    const int sources = layer.kinds.sources[static_cast<size_t>(pair)];
+    resident = std::min(resident, fused_resident_blocks(args, pair, sources, stream));
+  });
+  const int query_blocks = fused_query_blocks(args.head_dim, args.q_per_kv);
+  return fused_blocks_of_lane(int64_t{layer.lanes} * query_blocks, splits, resident);
+}
+
 /// What kernels of a layer tell each other.
 FusedArgs place_workspace(const LayerLaunch& layer, AttendArgs& args, Stream& stream) {
   const auto queries = static_cast<size_t>(args.q_per_kv);
@@ -65,7 +86,7 @@ FusedArgs place_workspace(const LayerLaunch& layer, AttendArgs& args, Stream& st
   fused.lanes = static_cast<int>(layer.lanes);
   fused.splits =
       (layer.kinds.fused & ~kPictureKernels) == 0 ? 0 : most_fused_splits(layer.most_slots);
-  fused.blocks = fused_blocks_of_lane(layer.lanes, fused.splits, stream);
+  fused.blocks = blocks_of_lane(layer, args, fused.splits, stream);
   const size_t splits = layer.lanes * static_cast<size_t>(fused.splits) * queries;
   const size_t fused_ends = room(splits * sizeof(float2));
   const size_t fused_outs = room(splits * static_cast<size_t>(args.head_dim) * sizeof(float));
@@ -86,12 +107,12 @@ void launch_fused(const LayerLaunch& layer, const AttendArgs& args, FusedArgs fu
     attend_pictures(layer.kinds.fused & kPictureKernels, args, layer.pictures, layer.lanes, stream);
   }
   if ((layer.kinds.fused & ~kPictureKernels) == 0) return;
-  for (fused.pair = 1; fused.pair <= fused_pairs(); ++fused.pair) {
-    if ((layer.kinds.fused >> fused.pair & 1) == 0) continue;
-    fused.sources = layer.kinds.sources[static_cast<size_t>(fused.pair)];
+  each_pair(layer.kinds, [&](int pair) {
+    fused.pair = pair;
+    fused.sources = layer.kinds.sources[static_cast<size_t>(pair)];
     fused.lose_rows = layer.kinds.lose_rows;
     attend_fused(args, fused, stream);
-  }
+  });
   join_fused(args, fused, stream);
 }
 

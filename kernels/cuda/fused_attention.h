@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/attend_args.cuh"
 #include "kernels/cuda/fused_choice.h"
+#include "kernels/cuda/packed_tiles.cuh"
 
 // Decode attention over packed rows and f16 rows in one pass: scores, softmax and values of a split
 // of a lane by one block of threads, then one kernel that merges the splits.
@@ -26,10 +27,27 @@ struct FusedArgs {
   bool lose_rows;  // some lanes are placed (DeviceLane::live)
 };
 
-/// Blocks that share the up to `splits` splits of a lane, of `lanes`. Those of a block follow each
-/// other, which saves the work between them but leaves a GPU with few lanes idle. No result depends
-/// on it.
-int fused_blocks_of_lane(int64_t lanes, int splits, Stream& stream);
+/// Groups of queries that a block serves at most: registers hold no more of long rows.
+constexpr int most_groups(int dim) { return dim > 128 ? 1 : 2; }
+/// Groups of queries that blocks serve.
+constexpr int fused_groups(int dim, int q_per_kv) {
+  return q_per_kv <= kGroupQueries ? 1 : most_groups(dim);
+}
+/// Blocks that the queries of a lane take.
+constexpr int fused_query_blocks(int dim, int q_per_kv) {
+  const int served = fused_groups(dim, q_per_kv) * kGroupQueries;
+  return (q_per_kv + served - 1) / served;
+}
+/// Blocks of a multiprocessor, for which registers are to suffice.
+constexpr int least_blocks(int dim, int groups) { return groups == 1 && dim <= 128 ? 4 : 2; }
+
+/// Blocks of the kernel of `pair` that the GPU holds at a time, for lanes of so many sources.
+int fused_resident_blocks(const AttendArgs& args, int pair, int sources, Stream& stream);
+/// Blocks that share the up to `splits` splits of a lane: so many that they fill a GPU that holds
+/// `resident` of them as evenly as can be. Those of a block follow each other, which saves the work
+/// between them. No result depends on it.
+///   lanes  times the blocks that the queries of one take
+int fused_blocks_of_lane(int64_t lanes, int splits, int resident);
 void attend_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
 /// Merges the splits of the lanes that attend_fused() has served, but of those that one block has.
 void join_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream);

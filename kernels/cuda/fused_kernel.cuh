@@ -20,11 +20,6 @@ constexpr float kWeightUp = 1 << 10;  // with scales below 32, products are halv
 constexpr float kWeightUpLarge = 0.5f;
 constexpr float kLargeScale = 32;
 
-/// Groups of queries that a block serves at most: registers hold no more of long rows.
-constexpr int most_groups(int dim) { return dim > 128 ? 1 : 2; }
-/// Blocks of a multiprocessor, for which registers are to suffice.
-constexpr int least_blocks(int dim, int groups) { return groups == 1 && dim <= 128 ? 4 : 2; }
-
 /// The softmax of a warp so far, for the queries `quarter` of each group.
 template <int kGroups>
 struct OnlineSoftmax {
@@ -202,7 +197,8 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   const OperandThread my;
 
   if (static_cast<int>(threadIdx.x) < run_count) {
-    runs[threadIdx.x].take(args, lane.first_keys + static_cast<int>(threadIdx.x));
+    const auto run = static_cast<int>(threadIdx.x);
+    runs[run].take(args, lane.first_keys + run, run);
   }
   __syncthreads();
   auto* bytes = reinterpret_cast<std::byte*>(dynamic);
@@ -242,15 +238,16 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
     const auto side = [&](auto scaled, Side side, auto& to, uint32_t& row_affine) {
       constexpr Scaled kScaled = decltype(scaled)::value;
       const Place& place = items.place(side);
-      if (place.scales == nullptr) return;
+      const int rows =
+          item.facts[side].coded() ? item.rows : 0;  // f16 rows are read where they lie
       const int block = item.block[side];
       const int row = item.row[side];
-      to.copy_codes(place.codes + int64_t{block} * place.code_stride, row, item.rows);
+      to.copy_codes(place.codes + int64_t{block} * place.code_stride, row, rows);
       const int64_t at = int64_t{block} * place.scale_stride;
       if constexpr (kScaled == Scaled::kToken) {
-        row_affine = row_meta(place.meta != 0, place.scales + at, place.zeros + at, row, item.rows);
+        row_affine = row_meta(place.meta != 0, place.scales + at, place.zeros + at, row, rows);
       } else {
-        to.copy_meta(place.scales + at, place.zeros + at, row, item.rows, place.meta);
+        to.copy_meta(place.scales + at, place.zeros + at, row, rows, place.meta);
       }
     };
     side(std::integral_constant<Scaled, kKeys>{}, kKeySide, stage.keys, next_key_meta);
@@ -284,6 +281,8 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
     float up = kWeightUp;                           // and the raise of its weights
     for (int turn = 0; items.there(); turn ^= 1) {
       const Item item = items.item();
+      const RunFacts keys_of = item.facts[kKeySide];
+      const RunFacts values_of = item.facts[kValueSide];
       const int rows = item.rows;
       const int value_row = item.row[kValueSide];
       const uint32_t key_meta = next_key_meta;
@@ -292,7 +291,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
       uint32_t there = 0;  // which of the item's slots have rows
       if constexpr (kLosesRows) {
         there = ~0u >> (kItemSlots - rows);
-        if (lane.live != nullptr && runs[item.run[kKeySide]].run.rows == nullptr) {
+        if (lane.live != nullptr && keys_of.coded()) {
           there &= PackedRowBits::from(lane.live, item.slot);
         }
       }
@@ -305,14 +304,13 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
 
       Keys<K, kGroups> keys;
       Scores<kGroups> scores;
-      const LaneRun& key_run = runs[item.run[kKeySide]];
-      const Source& source = source_at(key_run.run.source);
+      const Source& source = source_at(keys_of.source());
       const std::byte* key_codes = stage.keys.rows(item.row[kKeySide]);
-      if (key_run.run.rows != nullptr) {
+      if (!keys_of.coded()) {
         keys.take_natural(source, my);
-        keys.score_rows(full_row(key_run, item.slot), rows, my, scores);
+        keys.score_rows(full_row(runs[keys_of.run()], item.slot), rows, my, scores);
       } else if constexpr (kKeys == Scaled::kChannel) {
-        keys.fold(source, key_run.format, stage.keys.meta, stage.keys.meta + kKeyZerosAt, my);
+        keys.fold(source, runs, keys_of, stage.keys.meta, stage.keys.meta + kKeyZerosAt, my);
         keys.template score_codes<false>(key_codes, source, 0, my, scores);
       } else {
         keys.take_coded(source, my);
@@ -340,8 +338,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
       float factor[kGroups];
       if (softmax.weigh(scores, factor)) values.shrink(factor);
 
-      const LaneRun& value_run = runs[item.run[kValueSide]];
-      const bool coded = value_run.run.rows == nullptr;
+      const bool coded = values_of.coded();
       const std::byte* value_scales = stage.values.group_scales(value_row);
       bool large = false;
       if constexpr (kValues == Scaled::kToken) {
@@ -367,12 +364,12 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
         values.add_codes(warp.wide_values(stage, value_row), value_scales,
                          value_scales + kValueZerosAt, value_meta, weights, my);
         if constexpr (kValues == Scaled::kChannel) {  // the next item may have other scales
-          values.finish_channels(1 / up, value_run.format, stage.values.meta,
+          values.finish_channels(1 / up, runs[values_of.run()].format, stage.values.meta,
                                  stage.values.meta + kValueZerosAt, my);
           added = kFresh;
         }
       } else {
-        values.add_rows(full_row(value_run, item.slot), rows, weights, my);
+        values.add_rows(full_row(runs[values_of.run()], item.slot), rows, weights, my);
       }
       __syncwarp();  // the stage has been read
     }
@@ -402,7 +399,7 @@ void FusedKernel<K, kKeys, V, kValues>::launch(const AttendArgs& args, const Fus
   const auto with = [&](auto constant) {
     constexpr int kGroups = decltype(constant)::value;
     const dim3 grid(static_cast<unsigned>(fused.lanes), static_cast<unsigned>(fused.blocks),
-                    static_cast<unsigned>(ceil_div(args.q_per_kv, kGroups * kGroupQueries)));
+                    static_cast<unsigned>(fused_query_blocks(kDim, args.q_per_kv)));
     const int bytes = shared_bytes_of<K, kKeys, V, kValues, kGroups>(fused.sources);
     auto kernel = attend_split<K, kKeys, V, kValues, kGroups, false>;
     if constexpr (kMayLoseRows) {
@@ -411,7 +408,7 @@ void FusedKernel<K, kKeys, V, kValues>::launch(const AttendArgs& args, const Fus
     launch_early("DecodeTable::attend", kernel, grid, kThreads, static_cast<size_t>(bytes), stream,
                  args, fused);
   };
-  if (args.q_per_kv <= kGroupQueries || most_groups(K::kDim) == 1) {
+  if (fused_groups(K::kDim, args.q_per_kv) == 1) {
     with(std::integral_constant<int, 1>{});
   } else {
     with(std::integral_constant<int, most_groups(K::kDim)>{});
@@ -419,10 +416,13 @@ void FusedKernel<K, kKeys, V, kValues>::launch(const AttendArgs& args, const Fus
 }
 
 template <class K, Scaled kKeys, class V, Scaled kValues>
-int FusedKernel<K, kKeys, V, kValues>::shared_bytes(int sources) {
+int FusedKernel<K, kKeys, V, kValues>::shared_bytes(int sources, int groups) {
   constexpr int kRuns = kMostFusedRuns * static_cast<int>(sizeof(LaneRun));
   constexpr int kTables = 1024;  // of codecs
-  return shared_bytes_of<K, kKeys, V, kValues, most_groups(K::kDim)>(sources) + kRuns + kTables;
+  const int bytes = groups == 1
+                        ? shared_bytes_of<K, kKeys, V, kValues, 1>(sources)
+                        : shared_bytes_of<K, kKeys, V, kValues, most_groups(K::kDim)>(sources);
+  return bytes + kRuns + kTables;
 }
 
 }  // namespace kvlm::cuda::packed

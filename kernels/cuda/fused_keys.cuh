@@ -183,18 +183,19 @@ class Keys {
   }
 
   /// Multiplies the queries with the scales of a block's channels, and with its zero points.
+  ///   runs, of       those of the block of threads, and which one the keys are of
   ///   scales, zeros  (kDim,) halves in shared memory, quarters apart; zeros of channels that store
   ///                  them
-  __device__ void fold(const Source& source, const PackedFormat& format, const std::byte* scales,
-                       const std::byte* zeros, const OperandThread& my) {
-    const bool second = format.sections == 2 && my.quarter >= 2;
-    const PackedSection& section = format.section[second ? 1 : 0];
+  __device__ void fold(const Source& source, const LaneRun* runs, RunFacts of,
+                       const std::byte* scales, const std::byte* zeros, const OperandThread& my) {
+    const bool second = of.two_sections() && my.quarter >= 2;
     uint32_t s[kPairs];
     uint32_t z[kPairs];
     codecs::load_shared(scales + apart_quarter<kDim>(my.quarter), s);
-    if (section.zero_stored) {
+    if (of.zero_stored(second)) {
       codecs::load_shared(zeros + apart_quarter<kDim>(my.quarter), z);
     } else {
+      const PackedSection& section = runs[of.run()].format.section[second];
       // Channels of the section before those that have another offset.
       const int before = section.split - (my.quarter - (second ? 2 : 0)) * 2 * kPairs;
       const __half2 slope = __float2half2_rn(section.slope);

@@ -26,16 +26,56 @@ constexpr __device__ int apart_quarter(int quarter) {
   return quarter * (kDim / 2 + quarter_pad(kDim));
 }
 
+/// What a warp asks of a run for every item, in one register.
+class RunFacts {
+ public:
+  RunFacts() = default;
+  /// Of a run of f16 rows.
+  __device__ RunFacts(int run, int8_t source)
+      : bits_(static_cast<uint32_t>(run) | static_cast<uint32_t>(source) << kSourceBit) {}
+  /// Of one of codes.
+  __device__ void take(const PackedFormat& format) {
+    bits_ |= kCoded;
+    if (format.sections == 2) bits_ |= kTwoSections;
+    for (int i = 0; i < 2; ++i) {
+      if (format.section[i].zero_stored) bits_ |= 1u << (kStoredBit + i);
+    }
+  }
+
+  __device__ int run() const { return static_cast<int>(bits_ & kRuns); }  ///< of the block's runs
+  __device__ bool coded() const { return (bits_ & kCoded) != 0; }         ///< or f16 rows
+  __device__ bool two_sections() const { return (bits_ & kTwoSections) != 0; }
+  __device__ bool zero_stored(int section) const {
+    return (bits_ >> (kStoredBit + section) & 1) != 0;
+  }
+  /// Which queries keys meet.
+  __device__ int source() const { return static_cast<int>(bits_ >> kSourceBit); }
+
+ private:
+  static constexpr uint32_t kRuns = 0xff;
+  static constexpr uint32_t kCoded = 1 << 8;
+  static constexpr uint32_t kTwoSections = 1 << 9;
+  static constexpr int kStoredBit = 10;  // and the next one
+  static constexpr int kSourceBit = 16;
+  static_assert(kMostFusedRuns <= kRuns);
+
+  uint32_t bits_;
+};
+
 /// A run of a lane, in shared memory.
 struct LaneRun {
   DeviceRun run;
   PackedFormat format;  // of codes
   int meta;             // Place::meta
+  RunFacts facts;
 
-  __device__ void take(const AttendArgs& args, int index) {
+  /// Takes run `index` of a table, which is run `number` of the block.
+  __device__ void take(const AttendArgs& args, int index, int number) {
     run = args.runs[index];
+    facts = RunFacts(number, run.source);
     if (run.rows != nullptr || run.slots == 0) return;
     format = args.formats[run.format];
+    facts.take(format);
     meta = format.axis == ScaleAxis::kHead ? 0 : static_cast<int>(format.zeros(1));
   }
 };
@@ -57,30 +97,30 @@ enum Side { kKeySide, kValueSide, kSides };
 /// Where a warp is on one side of its lane: rows that are stored alike, in blocks at even strides.
 /// It lies in shared memory: all threads of a warp have the same, and registers are scarce.
 struct alignas(16) Place {
-  const std::byte* codes;   // of the first block; or f16 rows
-  const std::byte* scales;  // null: of f16 rows
+  const std::byte* codes;  // of the first block; or f16 rows
+  const std::byte* scales;
   const std::byte* zeros;
   int code_stride;  // bytes from a block to the next
   int scale_stride;
-  int block_rows;
-  int begin;  // slots [begin, end) of the lane
-  int end;
+  int begin;  // of the lane's slots
+  RunFacts facts;
   int meta;  // zero points that a block of channels stores; 0 where one scale serves all rows
-  int run;   // among the block's runs
   int first_block;  // where the slot was that it was made for
   int first_row;
 
   /// Of the rows of a run around a slot: all of them, or where blocks are listed those of one
-  /// block.
-  __device__ void take(const AttendArgs& args, const LaneRun* runs, int index, int slot) {
-    take_run(args, runs[index], slot);
-    run = index;
+  /// block. Gives the rows of a block, and the slot behind the rows.
+  __device__ void take(const AttendArgs& args, const LaneRun* runs, int index, int slot,
+                       int& block_rows, int& end) {
+    take_run(args, runs[index], slot, block_rows, end);
+    facts = runs[index].facts;
     first_block = (slot - begin) / block_rows;
     first_row = slot - begin - first_block * block_rows;
   }
 
  private:
-  __device__ void take_run(const AttendArgs& args, const LaneRun& lane_run, int slot) {
+  __device__ void take_run(const AttendArgs& args, const LaneRun& lane_run, int slot,
+                           int& block_rows, int& end) {
     const DeviceRun& run = lane_run.run;
     meta = lane_run.meta;
     begin = run.first_slot;
@@ -115,11 +155,18 @@ struct alignas(16) Place {
   }
 };
 
+/// Both sides of a warp's lane. What every item asks lies together.
+struct Places {
+  Place of[kSides];
+  alignas(16) int block_rows[kSides];
+  int end[kSides];  // the slot behind the place
+};
+
 /// Up to kItemSlots slots of a lane whose keys lie in one block, and whose values do.
 struct Item {
   int slot;  // the first
   int rows;
-  int run[kSides];    // among the block's runs
+  RunFacts facts[kSides];
   int block[kSides];  // of the place
   int row[kSides];    // of the block
 };
@@ -127,8 +174,7 @@ struct Item {
 /// Walks over the items of a warp, one behind the other.
 class Items {
  public:
-  __device__ Items(const AttendArgs& args, const LaneRun* runs, int key_runs,
-                   Place (&places)[kSides])
+  __device__ Items(const AttendArgs& args, const LaneRun* runs, int key_runs, Places& places)
       : args_(args), runs_(runs), key_runs_(key_runs), places_(places) {}
 
   /// Makes the first item of slots [first, last).
@@ -136,27 +182,25 @@ class Items {
     item_.slot = first;
     last_ = last;
     if (!there()) return;
-    item_.run[kKeySide] = 0;
-    item_.run[kValueSide] = key_runs_;
-    find();
+    find(0, key_runs_);
     measure();
   }
 
   __device__ bool there() const { return item_.slot < last_; }
   /// The item made last.
   __device__ const Item& item() const { return item_; }
-  __device__ const Place& place(Side side) const { return places_[side]; }
+  __device__ const Place& place(Side side) const { return places_.of[side]; }
   /// Makes the item behind it.
   __device__ void next() {
     item_.slot += item_.rows;
     if (!there()) return;
-    if (item_.slot == places_[kKeySide].end || item_.slot == places_[kValueSide].end) {
-      find();
+    if (item_.slot == places_.end[kKeySide] || item_.slot == places_.end[kValueSide]) {
+      find(item_.facts[kKeySide].run(), item_.facts[kValueSide].run());
     } else {
 #pragma unroll
       for (int side = 0; side < kSides; ++side) {
         item_.row[side] += item_.rows;
-        if (item_.row[side] == places_[side].block_rows) {
+        if (item_.row[side] == places_.block_rows[side]) {
           item_.row[side] = 0;
           ++item_.block[side];
         }
@@ -170,32 +214,34 @@ class Items {
     int rows = min(last_ - item_.slot, kItemSlots);
 #pragma unroll
     for (int side = 0; side < kSides; ++side) {
-      const Place& place = places_[side];
-      rows = min(rows, min(place.block_rows - item_.row[side], place.end - item_.slot));
+      rows = min(rows,
+                 min(places_.block_rows[side] - item_.row[side], places_.end[side] - item_.slot));
     }
     item_.rows = rows;
   }
-  /// The places of the slot, whose runs are those of the item before or behind them.
-  __device__ void find() {
+  /// The places of the slot, in the runs `keys` and `values` or behind them.
+  __device__ void find(int keys, int values) {
     __syncwarp();  // nobody reads the ones before
     if (const int side = static_cast<int>(threadIdx.x % 32); side < kSides) {
-      int at = side == kKeySide ? item_.run[kKeySide] : item_.run[kValueSide];
+      int at = side == kKeySide ? keys : values;
       while (item_.slot >= runs_[at].run.first_slot + runs_[at].run.slots) ++at;
-      places_[side].take(args_, runs_, at, item_.slot);
+      places_.of[side].take(args_, runs_, at, item_.slot, places_.block_rows[side],
+                            places_.end[side]);
     }
     __syncwarp();
 #pragma unroll
     for (int side = 0; side < kSides; ++side) {
-      item_.run[side] = places_[side].run;
-      item_.block[side] = places_[side].first_block;
-      item_.row[side] = places_[side].first_row;
+      const Place& place = places_.of[side];
+      item_.facts[side] = place.facts;
+      item_.block[side] = place.first_block;
+      item_.row[side] = place.first_row;
     }
   }
 
   const AttendArgs& args_;
   const LaneRun* runs_;  // of keys, then of values
   int key_runs_;
-  Place (&places_)[kSides];
+  Places& places_;
   int last_ = 0;
   Item item_;
 };

@@ -52,7 +52,7 @@ struct StageOf {
     } else {
       const int at = row * C::kRowBytes;
       const int skew = at % 16;
-      const int bytes = skew + rows * C::kRowBytes;
+      const int bytes = rows == 0 ? 0 : skew + rows * C::kRowBytes;
       const std::byte* from = block + (at - skew);
 #pragma unroll
       for (int byte = 0; byte < kItemSlots * C::kRowBytes + 15; byte += 32 * 16) {
@@ -79,13 +79,14 @@ struct StageOf {
         const int chunk = scale ? i : i - kChunks;
         const int at = (scale ? 0 : kZerosAt) + chunk * 16 + chunk * 4 / kChunks * kPad;
         copy_some(to + at, (scale ? scales : zeros) + chunk * 16,
-                  scale || chunk * 8 < stored ? 16 : 0);
+                  rows > 0 && (scale || chunk * 8 < stored) ? 16 : 0);
       }
     } else if constexpr (kScaled == Scaled::kToken32) {
       constexpr int kSize = kSkewed ? 8 : kRowMeta;
       const int at = row * kRowMeta - skew(row) + lane * kSize;
       const int left = skew(row) + rows * kRowMeta - lane * kSize;
-      const int bytes = kSkewed ? max(0, min(kSize, left)) : lane < rows ? kSize : 0;
+      const bool there = kSkewed ? rows > 0 : lane < rows;
+      const int bytes = !there ? 0 : kSkewed ? max(0, min(kSize, left)) : kSize;
       if (lane * kSize < kZerosAt) {
         copy_few<kSize>(to + lane * kSize, scales + at, bytes);
         if constexpr (!is_ternary(C::kSections[0].code)) {
@@ -122,7 +123,7 @@ template <class K, Scaled kKeys, class V, Scaled kValues>
 struct WarpStages {
   using OneStage = Stage<K, kKeys, V, kValues>;
   OneStage stage[2];
-  Place places[kSides];
+  Places places;
   alignas(16) std::byte wide[WideRows<V>::kBytes + 16];
 
   /// The codes of an item's values as they are added.

@@ -41,8 +41,9 @@ struct FusedKernel {
   static constexpr bool kMayLoseRows = kKeys != Scaled::kChannel && kKeys == kValues;
 
   static void launch(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
-  /// Shared memory of a block, at most, for lanes that have so many sources of queries.
-  static int shared_bytes(int sources);
+  /// Shared memory of a block that serves `groups` groups of queries (1 or most_groups()), at most,
+  /// for lanes that have so many sources of queries.
+  static int shared_bytes(int sources, int groups);
 };
 
 }  // namespace kvlm::cuda::packed
