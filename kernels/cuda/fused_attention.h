@@ -17,8 +17,10 @@ enum class Scaled {
 
 /// What the launches of a layer share beside AttendArgs.
 struct FusedArgs {
-  float2* ends;  // (lanes, splits, q_per_kv) maximum and sum of every split, in units of log2
-  float* outs;   // (lanes, splits, q_per_kv, head_dim)
+  // (lanes, splits, q_per_kv) of every split what its weights are relative to, in units of log2,
+  // and their sum
+  float2* ends;
+  float* outs;  // (lanes, splits, q_per_kv, head_dim)
   int lanes;
   int splits;      // of the longest lane, at most
   int pair;        // which lanes a launch serves (DeviceLane::fused)

@@ -12,23 +12,24 @@
 // The fused decode attention: a block takes some splits of a lane, one after the other, and each of
 // its warps a quarter of a split's slots, item by item. While a warp scores an item, weighs it and
 // adds its values, the codes of the next one are on their way to shared memory. The softmax is
-// online: what was added shrinks when a greater score comes. Then the warps merge what they have of
-// the split. A block that has all splits of its lane joins them.
+// online: what was added shrinks when a much greater score comes. Then the warps merge what they
+// have of the split. A block that has all splits of its lane joins them.
 namespace kvlm::cuda::packed {
 
-constexpr float kWeightUp = 1 << 10;  // with scales below 32, products are halves
-constexpr float kWeightUpLarge = 0.5f;
+constexpr float kSlack = 2;          // weights are up to 2^2
+constexpr float kWeightUp = 1 << 8;  // with scales below 32, products are halves
+constexpr float kWeightUpLarge = 0.125f;
 constexpr float kLargeScale = 32;
 
 /// The softmax of a warp so far, for the queries `quarter` of each group.
 template <int kGroups>
 struct OnlineSoftmax {
-  float most[kGroups];
-  float sum[kGroups];  // of this thread's rows
+  float base[kGroups];  // a weight is 2^(score - base)
+  float sum[kGroups];   // of the weights of this thread's rows
 
   __device__ OnlineSoftmax() {
 #pragma unroll
-    for (int group = 0; group < kGroups; ++group) most[group] = -INFINITY, sum[group] = 0;
+    for (int group = 0; group < kGroups; ++group) base[group] = -INFINITY, sum[group] = 0;
   }
 
   static __device__ float power(float x) {
@@ -37,10 +38,10 @@ struct OnlineSoftmax {
     return y;
   }
 
-  /// Makes weights of the scores of an item. True if what was added before is to shrink.
+  /// Makes weights of the scores of an item. True if what was added before is to shrink, which is
+  /// seldom: a weight may be up to 2^kSlack before what it is relative to follows.
   __device__ bool weigh(Scores<kGroups>& scores, float (&factor)[kGroups]) {
-    bool greater = false;
-    float old[kGroups];
+    bool shrinks = false;
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       float high = -INFINITY;
@@ -50,31 +51,27 @@ struct OnlineSoftmax {
       for (int offset = 4; offset < 32; offset *= 2) {  // threads of one quarter
         high = fmaxf(high, __shfl_xor_sync(kAll, high, offset));
       }
-      old[group] = most[group];
-      greater = greater || high > old[group];
-      most[group] = fmaxf(high, old[group]);
-    }
-    greater = __any_sync(kAll, greater) != 0;
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
+      const float old = base[group];
       factor[group] = 1;
-      if (greater) {
-        factor[group] = power(old[group] - most[group]);
+      if (high > old + kSlack) {
+        base[group] = high;
+        factor[group] = power(old - high);
         sum[group] *= factor[group];
+        shrinks = shrinks || old != -INFINITY;
       }
 #pragma unroll
       for (int i = 0; i < 2 * kItemTiles; ++i) {
         float& x = scores.of[i / 2][group][i % 2];
-        x = power(x - most[group]);
+        x = power(x - base[group]);
         sum[group] += x;
       }
     }
-    return greater;
+    return __any_sync(kAll, shrinks) != 0;
   }
 };
 
-/// Where the warps of a block leave what they have of a split: the greatest score, the sum of the
-/// weights, and the outputs.
+/// Where the warps of a block leave what they have of a split: what weights are relative to, their
+/// sum, and the outputs.
 template <class Stages, class V, int kGroups>
 struct SplitSpace {
   static constexpr int kQueries = kGroups * kGroupQueries;
@@ -119,7 +116,7 @@ __device__ void write_split(const AttendArgs& args, const FusedArgs& fused, cons
 #pragma unroll
     for (int offset = 4; offset < 32; offset *= 2) sum += __shfl_xor_sync(kAll, sum, offset);
     const int at = group * kGroupQueries + my.quarter;
-    if (my.row == 0) space.end(my.warp, at) = {softmax.most[group], sum};
+    if (my.row == 0) space.end(my.warp, at) = {softmax.base[group], sum};
     using Layout = typename Values<V, kScaled, kGroups>::Layout;
     constexpr int kRun = Layout::kRun;
 #pragma unroll
@@ -350,7 +347,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
         for (size_t i = 1; i < sizeof s / 4; ++i) {
           most = __hmax2(most, __habs2(*reinterpret_cast<const __half2*>(&s.pairs[i])));
         }
-        large = coded && fmaxf(__low2float(most), __high2float(most)) >= kLargeScale;
+        large = coded && any_at_least(most, kLargeScale);
       }
       const float raise = __any_sync(kAll, large) ? kWeightUpLarge : kWeightUp;
       if (added != kFresh && ((added == kCodes) != coded || raise != up)) {

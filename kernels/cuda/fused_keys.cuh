@@ -237,8 +237,7 @@ class Keys {
     for (int i = 1; i < kPairs; ++i) {
       most = __hmax2(most, __habs2(*reinterpret_cast<const __half2*>(&s[i])));
     }
-    const bool large = fmaxf(__low2float(most), __high2float(most)) >= 2048;
-    if (__any_sync(kAll, large)) {
+    if (__any_sync(kAll, any_at_least(most, 2048))) {
       const __half2 norm = __float2half2_rn(1.0f / 32);
       unit = 32;
 #pragma unroll

@@ -246,6 +246,11 @@ class Items {
   Item item_;
 };
 
+/// Whether one of a pair of halves is at least `bound`, which is a half.
+__device__ inline bool any_at_least(__half2 pair, float bound) {
+  return __hge2_mask(pair, __float2half2_rn(bound)) != 0;
+}
+
 /// Products of pairs of halves, and sums with one rounding.
 __device__ inline uint32_t half2_mul(uint32_t x, uint32_t y) {
   uint32_t z;
