@@ -2,7 +2,6 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <limits>
 
 #include "kernels/cuda/fused_attention.h"
 #include "kernels/cuda/fused_join.cuh"
@@ -226,27 +225,6 @@ int fused_resident_blocks(const AttendArgs& args, int pair, int sources, Stream&
   const FusedPair& kernel = pairs_at(args.head_dim)[static_cast<size_t>(pair - 1)];
   const int fit = shared / (kernel.shared_bytes(sources, groups) + reserved);
   return stream.queue().multiprocessors() * std::clamp(fit, 1, least_blocks(args.head_dim, groups));
-}
-
-int fused_blocks_of_lane(int64_t lanes, int splits, int resident) {
-  // Blocks run in waves. The last one, which is not full, takes more than its share of a full one,
-  // and every block has something to do before its first split. Both numbers are fitted to steps
-  // and to `vlm-bench kernels` on an H100, with 8 to 48 sequences.
-  constexpr double kAlone = 0.6;  // of a wave: what one block takes
-  constexpr double kBegin = 0.1;  // of a split
-  int best = 1;
-  double least = std::numeric_limits<double>::infinity();
-  for (int blocks = 1; blocks <= splits; ++blocks) {
-    const double waves = static_cast<double>(lanes * blocks) / resident;
-    const double full = std::floor(waves);
-    const double last = waves > full ? kAlone + (1 - kAlone) * (waves - full) : 0;
-    const double time = (full + last) * (static_cast<double>(splits) / blocks + kBegin);
-    if (time < least) {
-      least = time;
-      best = blocks;
-    }
-  }
-  return best;
 }
 
 void attend_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream) {

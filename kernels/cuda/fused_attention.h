@@ -45,11 +45,6 @@ constexpr int least_blocks(int dim, int groups) { return groups == 1 && dim <= 1
 
 /// Blocks of the kernel of `pair` that the GPU holds at a time, for lanes of so many sources.
 int fused_resident_blocks(const AttendArgs& args, int pair, int sources, Stream& stream);
-/// Blocks that share the up to `splits` splits of a lane: so many that they fill a GPU that holds
-/// `resident` of them as evenly as can be. Those of a block follow each other, which saves the work
-/// between them. No result depends on it.
-///   lanes  times the blocks that the queries of one take
-int fused_blocks_of_lane(int64_t lanes, int splits, int resident);
 void attend_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
 /// Merges the splits of the lanes that attend_fused() has served, but of those that one block has.
 void join_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream);

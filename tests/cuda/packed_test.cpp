@@ -205,6 +205,8 @@ struct LaneShape {
   bool dead_rows = true;
   bool weights_wanted = true;
   bool remapped = true;
+  float rise = 0;    // of the first query's score from slot to slot of 200 packed rows
+  float spread = 1;  // of packed values
 };
 
 class PackedLanes : public PackedCuda {
@@ -229,12 +231,27 @@ class PackedLanes : public PackedCuda {
     std::vector<SlotRun> runs[2];
     PackedBlock long_blocks[2];
     std::vector<SlotRun> long_runs[2];
+    const Tensor q = normal_tensor(DType::kF32, {s.q_per_kv, s.head_dim}, 77);
+    constexpr float kScale = 0.1f;
+    float square = 0;  // of the first query
+    for (int i = 0; i < s.head_dim; ++i) square += q.as<float>()[i] * q.as<float>()[i];
     int slots = 0;
     for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
       const Packing& packing = made->packing(side, 0);
       const auto which = static_cast<size_t>(side);
+      int before = 0;  // rows
       const auto packed_rows = [&](int rows, uint32_t seed) -> Packed& {
-        const Tensor x = normal_tensor(DType::kF32, {rows, packing.format.channels()}, seed);
+        Tensor x = normal_tensor(DType::kF32, {rows, packing.format.channels()}, seed);
+        for (int i = 0; i < rows * s.head_dim; ++i) {
+          const int row = before + i / s.head_dim;
+          float& number = x.as<float>()[i];
+          if (side == KvSide::kValues) number *= s.spread;
+          if (side == KvSide::kKeys && s.rise != 0) {
+            const float along = s.rise * static_cast<float>(row % 200) / (square * kScale);
+            number += along * q.as<float>()[i % s.head_dim];
+          }
+        }
+        before += rows;
         keep.push_back(Tensor(DType::kF32, x.shape(), device));
         copy(keep.back(), x, stream);
         packed.push_back(room(packing.format, rows, device));
@@ -280,7 +297,6 @@ class PackedLanes : public PackedCuda {
       long_runs[which].push_back(run_of_rows);
       slots = held + kFull;
     }
-    const Tensor q = normal_tensor(DType::kF32, {s.q_per_kv, s.head_dim}, 77);
     Tensor placed(DType::kF32, q.shape(), device);
     copy(placed, q, stream);
     const int64_t lane_count = company + 1;
@@ -317,7 +333,7 @@ class PackedLanes : public PackedCuda {
       if (!s.weights_wanted) lane.remaps = of_run;
       if (!s.remapped) lane.remaps = {};
     }
-    attend_lanes(lanes, s.q_per_kv, s.head_dim, 0.1f, stream);
+    attend_lanes(lanes, s.q_per_kv, s.head_dim, kScale, stream);
     // Of the last lane.
     Tensor host_weights(DType::kF32, {1, s.q_per_kv, slots});  // means in place of the first query
     copy(host_weights, weights.view().slice(company, 1), stream);
@@ -374,6 +390,29 @@ TEST_F(PackedLanes, AttentionOverEveryFormat) {
                                                    static_cast<double>(found.weights[i])));
       }
       EXPECT_LE(difference, 1e-5) << name;
+    }
+  }
+}
+
+/// What is added up shrinks where a score is much greater than those before, and not at once: both
+/// are met by scores that rise slowly and fast. Large values have scales of 32 and more.
+TEST_F(PackedLanes, ScoresThatRise) {
+  const std::vector<int> lengths = {32, 301, 1, 45, 1100};
+  for (const char* spec :
+       {"int8", "int4", "kivi,bits=1", "kivi", "kivi,bits=3", "kivi,bits=5", "head_quantile",
+        "vidkv", "vidkv,key_bits=1", "vidkv,value_axis=token", "vidkv,value_bits=2"}) {
+    for (const auto& [head_dim, q_per_kv] :
+         {std::pair(128, 1), std::pair(128, 4), std::pair(128, 7), std::pair(64, 4),
+          std::pair(80, 3), std::pair(96, 2), std::pair(256, 4)}) {
+      for (const float rise : {0.004f, 0.02f, 0.1f, -0.02f}) {
+        for (const float spread : {1.0f, 100.0f}) {
+          const LaneShape s{head_dim, q_per_kv, false, false, false, rise, spread};
+          const Found expected = attend(spec, s, lengths, 0, {}, cpu_);
+          const Found found = attend(spec, s, lengths, 0, kGpu, *gpu_);
+          EXPECT_LE(error(found.out, expected.out), 2e-5) << fmt::format(
+              "{} {} x {}, rises by {}, values of {}", spec, q_per_kv, head_dim, rise, spread);
+        }
+      }
     }
   }
 }
