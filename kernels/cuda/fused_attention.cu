@@ -217,6 +217,7 @@ FusedLane fused_lane(const PackedLane& lane, int head_dim, int most_shared, bool
 }
 
 int fused_resident_blocks(const AttendArgs& args, int pair, int sources, Stream& stream) {
+  // Of the first GPU that asks, as are most_shared_bytes(); no result depends on it.
   static const int shared =
       device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, "DecodeTable::attend");
   static const int reserved =

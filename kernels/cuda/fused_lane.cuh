@@ -30,10 +30,9 @@ constexpr __device__ int apart_quarter(int quarter) {
 class RunFacts {
  public:
   RunFacts() = default;
-  /// Of a run of f16 rows.
+  /// Of any run, as if it were of f16 rows; that of codes take()s its format then.
   __device__ RunFacts(int run, int8_t source)
       : bits_(static_cast<uint32_t>(run) | static_cast<uint32_t>(source) << kSourceBit) {}
-  /// Of one of codes.
   __device__ void take(const PackedFormat& format) {
     bits_ |= kCoded;
     if (format.sections == 2) bits_ |= kTwoSections;
@@ -48,7 +47,7 @@ class RunFacts {
   __device__ bool zero_stored(int section) const {
     return (bits_ >> (kStoredBit + section) & 1) != 0;
   }
-  /// Which queries keys meet.
+  /// Which queries keys meet; values meet none, and nobody asks.
   __device__ int source() const { return static_cast<int>(bits_ >> kSourceBit); }
 
  private:

@@ -40,17 +40,19 @@ constexpr int most_fused_splits(int slots) {
 ///   lanes  times the blocks that the queries of one take
 inline int fused_blocks_of_lane(int64_t lanes, int splits, int resident) {
   // Blocks run in waves. The last one, which is not full, takes more than its share of a full one,
-  // and every block has something to do before its first split. Both numbers are fitted to steps
-  // and to `vlm-bench kernels` on an H100, with 8 to 48 sequences.
+  // every block has something to do before its first split, and some have a split more than others.
+  // The numbers are fitted to steps and to `vlm-bench kernels` on an H100, with 8 to 48 sequences.
   constexpr double kAlone = 0.6;  // of a wave: what one block takes
   constexpr double kBegin = 0.1;  // of a split
+  constexpr double kUneven = 0.25;
   int best = 1;
   double least = std::numeric_limits<double>::infinity();
   for (int blocks = 1; blocks <= splits; ++blocks) {
     const double waves = static_cast<double>(lanes * blocks) / resident;
     const double full = std::floor(waves);
     const double last = waves > full ? kAlone + (1 - kAlone) * (waves - full) : 0;
-    const double time = (full + last) * (static_cast<double>(splits) / blocks + kBegin);
+    const double mean = static_cast<double>(splits) / blocks;
+    const double time = (full + last) * (mean + kUneven * (std::ceil(mean) - mean) + kBegin);
     if (time < least) {
       least = time;
       best = blocks;

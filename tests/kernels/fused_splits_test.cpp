@@ -86,7 +86,7 @@ TEST(FusedBlocks, EndAboutAsEarlyAsAnyOther) {
     for (int other = 2; other <= splits; ++other) {
       least = std::min(least, end_of(lanes, splits, other, resident));
     }
-    EXPECT_LE(end_of(lanes, splits, blocks, resident), 1.25 * least + 0.1)
+    EXPECT_LE(end_of(lanes, splits, blocks, resident), 1.2 * least + 0.1)
         << lanes << " lanes of " << splits << " splits, " << resident << " places: " << blocks;
   }
 }
