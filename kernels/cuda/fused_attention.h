@@ -40,6 +40,7 @@ constexpr int fused_query_blocks(int dim, int q_per_kv) {
   const int served = fused_groups(dim, q_per_kv) * kGroupQueries;
   return (q_per_kv + served - 1) / served;
 }
+static_assert(fused_query_blocks(128, 8) == 1 && fused_query_blocks(256, 8) == 2);
 /// Blocks of a multiprocessor, for which registers are to suffice.
 constexpr int least_blocks(int dim, int groups) { return groups == 1 && dim <= 128 ? 4 : 2; }
 

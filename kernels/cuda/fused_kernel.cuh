@@ -396,7 +396,7 @@ void FusedKernel<K, kKeys, V, kValues>::launch(const AttendArgs& args, const Fus
   const auto with = [&](auto constant) {
     constexpr int kGroups = decltype(constant)::value;
     const dim3 grid(static_cast<unsigned>(fused.lanes), static_cast<unsigned>(fused.blocks),
-                    static_cast<unsigned>(fused_query_blocks(K::kDim, args.q_per_kv)));
+                    static_cast<unsigned>(fused_query_blocks(kDim, args.q_per_kv)));
     const int bytes = shared_bytes_of<K, kKeys, V, kValues, kGroups>(fused.sources);
     auto kernel = attend_split<K, kKeys, V, kValues, kGroups, false>;
     if constexpr (kMayLoseRows) {
@@ -405,10 +405,10 @@ void FusedKernel<K, kKeys, V, kValues>::launch(const AttendArgs& args, const Fus
     launch_early("DecodeTable::attend", kernel, grid, kThreads, static_cast<size_t>(bytes), stream,
                  args, fused);
   };
-  if (fused_groups(K::kDim, args.q_per_kv) == 1) {
+  if (fused_groups(kDim, args.q_per_kv) == 1) {
     with(std::integral_constant<int, 1>{});
   } else {
-    with(std::integral_constant<int, most_groups(K::kDim)>{});
+    with(std::integral_constant<int, most_groups(kDim)>{});
   }
 }
 

@@ -36,6 +36,7 @@ namespace kvlm::cuda::packed {
 /// A kernel of the table; fused_kernel.cuh has its functions.
 template <class K, Scaled kKeys, class V, Scaled kValues>
 struct FusedKernel {
+  static constexpr int kDim = K::kDim;  // not that of packed_tiles.cuh
   /// It serves lanes that are placed: those whose keys and values are packed by tokens, which
   /// therefore leave their windows together and lie in the same places.
   static constexpr bool kMayLoseRows = kKeys != Scaled::kChannel && kKeys == kValues;

@@ -404,14 +404,13 @@ TEST_F(PackedLanes, ScoresThatRise) {
     for (const auto& [head_dim, q_per_kv] :
          {std::pair(128, 1), std::pair(128, 4), std::pair(128, 7), std::pair(64, 4),
           std::pair(80, 3), std::pair(96, 2), std::pair(256, 7)}) {
-      for (const float rise : {0.004f, 0.02f, 0.1f, -0.02f}) {
-        for (const float spread : {1.0f, 100.0f}) {
-          const LaneShape s{head_dim, q_per_kv, false, false, false, rise, spread};
-          const Found expected = attend(spec, s, lengths, 0, {}, cpu_);
-          const Found found = attend(spec, s, lengths, 0, kGpu, *gpu_);
-          EXPECT_LE(error(found.out, expected.out), 2e-5) << fmt::format(
-              "{} {} x {}, rises by {}, values of {}", spec, q_per_kv, head_dim, rise, spread);
-        }
+      for (const auto& [rise, spread] :
+           {std::pair(0.02f, 1.0f), std::pair(0.1f, 1.0f), std::pair(0.02f, 100.0f)}) {
+        const LaneShape s{head_dim, q_per_kv, false, false, false, rise, spread};
+        const Found expected = attend(spec, s, lengths, 0, {}, cpu_);
+        const Found found = attend(spec, s, lengths, 0, kGpu, *gpu_);
+        EXPECT_LE(error(found.out, expected.out), 2e-5) << fmt::format(
+            "{} {} x {}, rises by {}, values of {}", spec, q_per_kv, head_dim, rise, spread);
       }
     }
   }
