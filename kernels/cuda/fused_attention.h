@@ -44,7 +44,8 @@ static_assert(fused_query_blocks(128, 8) == 1 && fused_query_blocks(256, 8) == 2
 /// Blocks of a multiprocessor, for which registers are to suffice.
 constexpr int least_blocks(int dim, int groups) { return groups == 1 && dim <= 128 ? 4 : 2; }
 
-/// Blocks of the kernel of `pair` that the GPU holds at a time, for lanes of so many sources.
+/// Blocks of the kernel of `pair` that the GPU holds at a time, for lanes of so many sources: by
+/// what launch bounds promise and shared memory allows, so it may hold more.
 int fused_resident_blocks(const AttendArgs& args, int pair, int sources, Stream& stream);
 void attend_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
 /// Merges the splits of the lanes that attend_fused() has served, but of those that one block has.

@@ -34,14 +34,15 @@ constexpr int most_fused_splits(int slots) {
   return most;
 }
 
-/// Blocks of threads that share the up to `splits` splits of a lane: so many that they fill a GPU
-/// that holds `resident` of them as evenly as can be. The splits of a block follow each other,
-/// which saves the work between them. No result depends on it.
+/// Blocks of threads that share the up to `splits` splits of a lane: as many as a model finds
+/// fastest on a GPU that holds `resident` of them, if all lanes are as long. The splits of a block
+/// follow each other, which saves the work between them. No result depends on it.
 ///   lanes  times the blocks that the queries of one take
 inline int fused_blocks_of_lane(int64_t lanes, int splits, int resident) {
   // Blocks run in waves. The last one, which is not full, takes more than its share of a full one,
   // every block has something to do before its first split, and some have a split more than others.
-  // The numbers are fitted to steps and to `vlm-bench kernels` on an H100, with 8 to 48 sequences.
+  // The first two are fitted to steps and to `vlm-bench kernels` on an H100, with 8 to 48 sequences;
+  // the last one, which changes none of those choices, is from list scheduling (fused_splits_test.cpp).
   constexpr double kAlone = 0.6;  // of a wave: what one block takes
   constexpr double kBegin = 0.1;  // of a split
   constexpr double kUneven = 0.25;
