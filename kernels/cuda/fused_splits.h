@@ -41,8 +41,9 @@ constexpr int most_fused_splits(int slots) {
 inline int fused_blocks_of_lane(int64_t lanes, int splits, int resident) {
   // Blocks run in waves. The last one, which is not full, takes more than its share of a full one,
   // every block has something to do before its first split, and some have a split more than others.
-  // The first two are fitted to steps and to `vlm-bench kernels` on an H100, with 8 to 48 sequences;
-  // the last one, which changes none of those choices, is from list scheduling (fused_splits_test.cpp).
+  // The first two are fitted to steps and to `vlm-bench kernels` on an H100, with 8 to 48
+  // sequences; the last one, which changes none of those choices, is from list scheduling
+  // (fused_splits_test.cpp).
   constexpr double kAlone = 0.6;  // of a wave: what one block takes
   constexpr double kBegin = 0.1;  // of a split
   constexpr double kUneven = 0.25;
