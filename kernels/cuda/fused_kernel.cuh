@@ -1,168 +1,26 @@
 #pragma once
 
-#include <cfloat>
-
 #include "kernels/cuda/fused_attention.h"
 #include "kernels/cuda/fused_join.cuh"
 #include "kernels/cuda/fused_keys.cuh"
 #include "kernels/cuda/fused_stage.cuh"
+#include "kernels/cuda/fused_state.cuh"
 #include "kernels/cuda/fused_table.h"
 #include "kernels/cuda/fused_values.cuh"
 
-// The fused decode attention: a block takes some splits of a lane, one after the other, and each of
-// its warps a quarter of a split's slots, item by item. While a warp scores an item, weighs it and
-// adds its values, the codes of the next one are on their way to shared memory. The softmax is
-// online: what was added shrinks when a much greater score comes. Then the warps merge what they
-// have of the split. A block that has all splits of its lane joins them.
+// The fused decode attention: a block takes some splits of a lane, and each of its warps parts of
+// them, item by item. While a warp scores an item, weighs it and adds its values, the codes of the
+// next one are on their way to shared memory. The softmax is online: what was added shrinks when a
+// much greater score comes. Then the parts of a split are merged (fused_state.cuh). A block that
+// has all splits of its lane joins them.
 namespace kvlm::cuda::packed {
 
-constexpr float kSlack = 2;          // weights are up to 2^2
 constexpr float kWeightUp = 1 << 8;  // with scales below 32, products are halves
 constexpr float kWeightUpLarge = 0.125f;
 constexpr float kLargeScale = 32;
-
-/// The softmax of a warp so far, for the queries `quarter` of each group.
-template <int kGroups>
-struct OnlineSoftmax {
-  float base[kGroups];  // a weight is 2^(score - base)
-  float sum[kGroups];   // of the weights of this thread's rows
-
-  __device__ OnlineSoftmax() {
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) base[group] = -INFINITY, sum[group] = 0;
-  }
-
-  static __device__ float power(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-  }
-
-  /// Makes weights of the scores of an item. True if what was added before is to shrink, which is
-  /// seldom: a weight may be up to 2^kSlack before what it is relative to follows.
-  __device__ bool weigh(Scores<kGroups>& scores, float (&factor)[kGroups]) {
-    bool shrinks = false;
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      float high = -INFINITY;
-#pragma unroll
-      for (int i = 0; i < 2 * kItemTiles; ++i) high = fmaxf(high, scores.of[i / 2][group][i % 2]);
-#pragma unroll
-      for (int offset = 4; offset < 32; offset *= 2) {  // threads of one quarter
-        high = fmaxf(high, __shfl_xor_sync(kAll, high, offset));
-      }
-      const float old = base[group];
-      factor[group] = 1;
-      if (high > old + kSlack) {
-        base[group] = high;
-        factor[group] = power(old - high);
-        sum[group] *= factor[group];
-        shrinks = shrinks || old != -INFINITY;
-      }
-#pragma unroll
-      for (int i = 0; i < 2 * kItemTiles; ++i) {
-        float& x = scores.of[i / 2][group][i % 2];
-        x = power(x - base[group]);
-        sum[group] += x;
-      }
-    }
-    return __any_sync(kAll, shrinks) != 0;
-  }
-};
-
-/// Where the warps of a block leave what they have of a split: what weights are relative to, their
-/// sum, and the outputs.
-template <class Stages, class V, int kGroups>
-struct SplitSpace {
-  static constexpr int kQueries = kGroups * kGroupQueries;
-  static constexpr int kOutStride = V::kDim + 4;  // of a query: four are written at a time
-  static constexpr int kOutBytes = static_cast<int>(sizeof(float)) * kQueries * kOutStride;
-  /// In their second stages, which nobody needs then, if four blocks have no room for more.
-  static constexpr bool kInStages = sizeof(typename Stages::OneStage) >= kOutBytes &&
-                                    kWarps * (sizeof(Stages) + kOutBytes) > 44 * 1024;
-  static constexpr int kEndBytes = kWarps * kQueries * static_cast<int>(sizeof(float2));
-  /// Of shared memory, with the stages.
-  static constexpr int kBytes =
-      static_cast<int>(kWarps * sizeof(Stages)) + kEndBytes + (kInStages ? 0 : kWarps * kOutBytes);
-
-  std::byte* from;
-
-  __device__ Stages& stages(int warp) const { return reinterpret_cast<Stages*>(from)[warp]; }
-  /// By query and channel.
-  __device__ float* outs(int warp) const {
-    if (kInStages) return reinterpret_cast<float*>(&stages(warp).stage[1]);
-    return reinterpret_cast<float*>(from + kWarps * sizeof(Stages) + kEndBytes + warp * kOutBytes);
-  }
-  __device__ float2& end(int warp, int query) const {
-    auto* ends = reinterpret_cast<float2*>(from + kWarps * sizeof(Stages));
-    return ends[warp * kQueries + query];
-  }
-};
-
-/// Merges the states of a block's warps and writes that of split `part`, or the output of a lane
-/// that has no other one.
-template <bool kLosesRows, class Space, class V, Scaled kScaled, int kGroups>
-__device__ void write_split(const AttendArgs& args, const FusedArgs& fused, const DeviceLane& lane,
-                            bool only, int part, int first_query, const Space& space,
-                            OnlineSoftmax<kGroups>& softmax,
-                            const Values<V, kScaled, kGroups>& values, const OperandThread& my) {
-  constexpr int kDim = V::kDim;
-  constexpr int kQueries = Space::kQueries;
-  __syncthreads();  // nobody reads the split before
-  float* outs = space.outs(my.warp);
-#pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-    float& sum = softmax.sum[group];
-#pragma unroll
-    for (int offset = 4; offset < 32; offset *= 2) sum += __shfl_xor_sync(kAll, sum, offset);
-    const int at = group * kGroupQueries + my.quarter;
-    if (my.row == 0) space.end(my.warp, at) = {softmax.base[group], sum};
-    using Layout = typename Values<V, kScaled, kGroups>::Layout;
-    constexpr int kRun = Layout::kRun;
-#pragma unroll
-    for (int number = 0; number < Layout::kNumbers; number += kRun) {
-      float* to = outs + at * Space::kOutStride + Layout::channel(number, my.row);
-      const auto sum = [&](int i) { return values.sum(group, number + i); };
-      if (kRun == 2 || number + kRun > Layout::kNumbers) {
-        reinterpret_cast<float2*>(to)[0] = {sum(0), sum(1)};
-      } else {
-#pragma unroll
-        for (int i = 0; i < kRun; i += 4) {
-          reinterpret_cast<float4*>(to)[i / 4] = {sum(i), sum(i + 1), sum(i + 2), sum(i + 3)};
-        }
-      }
-    }
-  }
-  __syncthreads();
-  constexpr int kFours = kDim / 4;
-  const int queries = min(kQueries, args.q_per_kv - first_query);
-  const int64_t first = static_cast<int64_t>(part) * args.q_per_kv + first_query;
-  for (int i = static_cast<int>(threadIdx.x); i < queries * kFours; i += kThreads) {
-    const int query = i / kFours;
-    float most = -INFINITY;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) {
-      most = fmaxf(most, space.end(warp, query).x);
-    }
-    WeighedSum sum;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) {
-      const float2 end = space.end(warp, query);
-      if (end.x == -INFINITY) continue;  // a warp without slots
-      const auto* of_query =
-          reinterpret_cast<const float4*>(space.outs(warp) + query * Space::kOutStride);
-      sum.add(OnlineSoftmax<kGroups>::power(end.x - most), end.y, of_query[i % kFours]);
-    }
-    if (only) {
-      sum.write(lane, kDim, first_query + query, i % kFours);
-      continue;
-    }
-    reinterpret_cast<float4*>(fused.outs)[first * kFours + i] = sum.out;
-    // Of a split none of whose slots has a row a number, as any greater one makes it nothing.
-    if constexpr (kLosesRows) most = fmaxf(most, -FLT_MAX);
-    if (i % kFours == 0) fused.ends[first + query] = {most, sum.weights};
-  }
-  if (Space::kInStages) __syncthreads();  // before copies come there
+/// What undoes a raise of weights, which is one of the two.
+__device__ inline float undone(float up) {
+  return up == kWeightUp ? 1 / kWeightUp : 1 / kWeightUpLarge;
 }
 
 template <class K, int kGroups>
@@ -220,7 +78,8 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   std::byte* stages_at = bytes + fused.sources * kSourceBytes<K, kGroups>;
   using Stages = WarpStages<K, kKeys, V, kValues>;
   using OneStage = typename Stages::OneStage;
-  const SplitSpace<Stages, V, kGroups> space{stages_at};
+  using Space = SplitSpace<Stages, V, kGroups>;
+  const Space space{stages_at};
   Stages& warp = space.stages(my.warp);
   OneStage(&stages)[2] = warp.stage;
   constexpr int kKeyZerosAt = StageOf<K, kKeys, true>::kZerosAt;
@@ -232,9 +91,11 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   uint32_t next_value_meta = 0;
   const auto begin = [&](OneStage& stage) {
     const Item& item = items.item();
+    // All that is read of shared memory first: it must not wait for copies.
+    const Place places[kSides] = {items.place(kKeySide), items.place(kValueSide)};
     const auto side = [&](auto scaled, Side side, auto& to, uint32_t& row_affine) {
       constexpr Scaled kScaled = decltype(scaled)::value;
-      const Place& place = items.place(side);
+      const Place& place = places[side];
       const int rows =
           item.facts[side].coded() ? item.rows : 0;  // f16 rows are read where they lie
       const int block = item.block[side];
@@ -254,29 +115,29 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   const auto full_row = [&](const LaneRun& run, int slot) {
     return run.run.rows + static_cast<int64_t>(slot - run.run.first_slot) * (kDim * 2);
   };
-  const int split_slots = fused_split_slots(lane.slots);
-  const auto enter = [&](int split) {
-    const int first = split * split_slots;
-    const int last = min(first + split_slots, lane.slots);
-    const int warp_slots = (last - first + kThreads - 1) / kThreads * kItemSlots;
-    const int warp_first = first + my.warp * warp_slots;
-    items.start(warp_first, min(warp_first + warp_slots, last));
-    if (items.there()) begin(stages[0]);
+  // Where states lie in stages, no warp can keep one while copies come.
+  const bool may_be_alone = !Space::kInStages && fused_parts_are_long(lane.slots);
+  const WarpParts parts(first_split, end_split, my.warp, may_be_alone);
+  int at = 0;  // the stage of the item at hand
+  const auto enter = [&](SlotRange slots) {
+    at = 0;
+    if (items.start(slots.first, slots.end)) begin(stages[0]);
     end_copies();
+    return slots.end;
   };
 
-  enter(first_split);
+  int part_end = enter(parts.slots(0, lane.slots));
   // Codes of one section take fewer registers if queries are made ready inside the loop.
   constexpr bool kSourcesInLoop = K::kSections.size() == 1;
   if constexpr (!kSourcesInLoop) make_sources();
 #pragma unroll 1
-  for (int split = first_split; split < end_split; ++split) {
-    if (kSourcesInLoop && split == first_split) make_sources();
+  for (int turn = 0; turn < parts.turns(); ++turn) {
+    if (kSourcesInLoop && turn == 0) make_sources();
     Values<V, kValues, kGroups> values;
     OnlineSoftmax<kGroups> softmax;
     enum { kFresh, kRows, kCodes } added = kFresh;  // what is not brought down in `values`
     float up = kWeightUp;                           // and the raise of its weights
-    for (int turn = 0; items.there(); turn ^= 1) {
+    for (; items.item().slot < part_end; at ^= 1) {
       const Item item = items.item();
       const RunFacts keys_of = item.facts[kKeySide];
       const RunFacts values_of = item.facts[kValueSide];
@@ -284,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
       const int value_row = item.row[kValueSide];
       const uint32_t key_meta = next_key_meta;
       const uint32_t value_meta = next_value_meta;
-      OneStage& stage = stages[turn];
+      OneStage& stage = stages[at];
       uint32_t there = 0;  // which of the item's slots have rows
       if constexpr (kLosesRows) {
         there = ~0u >> (kItemSlots - rows);
@@ -292,8 +153,11 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
           there &= PackedRowBits::from(lane.live, item.slot);
         }
       }
-      items.next();
-      if (items.there()) begin(stages[turn ^ 1]);
+      int end = part_end;
+      if (item.slot + rows == part_end && parts.goes_on(turn)) {
+        end = parts.slots(turn + 1, lane.slots).end;
+      }
+      if (items.next(end)) begin(stages[at ^ 1]);
       end_copies();
       await_copies<1>();
       __syncwarp();
@@ -351,7 +215,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
       }
       const float raise = __any_sync(kAll, large) ? kWeightUpLarge : kWeightUp;
       if (added != kFresh && ((added == kCodes) != coded || raise != up)) {
-        values.bring_down(added == kCodes, 1 / up, my);
+        values.bring_down(added == kCodes, undone(up), my);
         values.bring_up(coded, raise);
       }
       added = coded ? kCodes : kRows;
@@ -361,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
         values.add_codes(warp.wide_values(stage, value_row), value_scales,
                          value_scales + kValueZerosAt, value_meta, weights, my);
         if constexpr (kValues == Scaled::kChannel) {  // the next item may have other scales
-          values.finish_channels(1 / up, runs[values_of.run()].format, stage.values.meta,
+          values.finish_channels(undone(up), runs[values_of.run()].format, stage.values.meta,
                                  stage.values.meta + kValueZerosAt, my);
           added = kFresh;
         }
@@ -370,12 +234,20 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
       }
       __syncwarp();  // the stage has been read
     }
-    if (added != kFresh) values.bring_down(added == kCodes, 1 / up, my);
+    if (added != kFresh) values.bring_down(added == kCodes, undone(up), my);
 
-    if (split + 1 < end_split) enter(split + 1);  // while the warps join what they have
-    write_split<kLosesRows>(args, fused, lane, splits == 1,
-                            static_cast<int>(blockIdx.x) * fused.splits + split, first_query, space,
-                            softmax, values, my);
+    if (turn + 1 < parts.turns()) {
+      const SlotRange next = parts.slots(turn + 1, lane.slots);
+      // While warps join what they have.
+      part_end = parts.goes_on(turn) ? next.end : enter(next);
+    }
+    const SplitAt to(args, fused, static_cast<int>(blockIdx.x), parts.split(turn), first_query,
+                     kDim);
+    if (parts.alone(turn)) {
+      add_part<kLosesRows>(to, parts.part(turn), space, softmax, values, my);
+    } else {
+      write_split<kLosesRows>(to, lane, splits == 1, first_query, space, softmax, values, my);
+    }
   }
   if (splits == 1 || !has_all_splits(fused, splits)) return;
   __syncthreads();

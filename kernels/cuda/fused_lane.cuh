@@ -176,41 +176,54 @@ class Items {
   __device__ Items(const AttendArgs& args, const LaneRun* runs, int key_runs, Places& places)
       : args_(args), runs_(runs), key_runs_(key_runs), places_(places) {}
 
-  /// Makes the first item of slots [first, last).
-  __device__ void start(int first, int last) {
+  /// Makes the first item of slots [first, end), which lie behind those before. False if there is
+  /// none.
+  __device__ bool start(int first, int end) {
+    const int passed = first - item_.slot;
+    const bool found = item_.rows > 0;
     item_.slot = first;
-    last_ = last;
-    if (!there()) return;
-    find(0, key_runs_);
-    measure();
+    item_.rows = 0;
+    if (first >= end) return false;
+    if (found && first < min(places_.end[kKeySide], places_.end[kValueSide])) {
+#pragma unroll
+      for (int side = 0; side < kSides; ++side) {
+        const int row = item_.row[side] + passed;
+        const int blocks = row / places_.block_rows[side];
+        item_.block[side] += blocks;
+        item_.row[side] = row - blocks * places_.block_rows[side];
+      }
+    } else {
+      find(0, key_runs_);
+    }
+    measure(end);
+    return true;
   }
 
-  __device__ bool there() const { return item_.slot < last_; }
   /// The item made last.
   __device__ const Item& item() const { return item_; }
   __device__ const Place& place(Side side) const { return places_.of[side]; }
-  /// Makes the item behind it.
-  __device__ void next() {
+  /// Makes the item behind it, of slots before `end`. False if there is none.
+  __device__ bool next(int end) {
     item_.slot += item_.rows;
-    if (!there()) return;
-    if (item_.slot == places_.end[kKeySide] || item_.slot == places_.end[kValueSide]) {
-      find(item_.facts[kKeySide].run(), item_.facts[kValueSide].run());
-    } else {
 #pragma unroll
-      for (int side = 0; side < kSides; ++side) {
-        item_.row[side] += item_.rows;
-        if (item_.row[side] == places_.block_rows[side]) {
-          item_.row[side] = 0;
-          ++item_.block[side];
-        }
+    for (int side = 0; side < kSides; ++side) {
+      item_.row[side] += item_.rows;
+      if (item_.row[side] == places_.block_rows[side]) {
+        item_.row[side] = 0;
+        ++item_.block[side];
       }
     }
-    measure();
+    if (item_.slot >= end) return false;
+    if (item_.slot == places_.end[kKeySide] || item_.slot == places_.end[kValueSide]) {
+      find(item_.facts[kKeySide].run(), item_.facts[kValueSide].run());
+    }
+    measure(end);
+    return true;
   }
 
  private:
-  __device__ void measure() {
-    int rows = min(last_ - item_.slot, kItemSlots);
+  __device__ void measure(int end) {
+    int rows = min(end - item_.slot, kItemSlots);
 #pragma unroll
     for (int side = 0; side < kSides; ++side) {
       rows = min(rows,
@@ -241,8 +254,7 @@ class Items {
   const LaneRun* runs_;  // of keys, then of values
   int key_runs_;
   Places& places_;
-  int last_ = 0;
-  Item item_;
+  Item item_{};
 };
 
 /// Whether one of a pair of halves is at least `bound`, which is a half.

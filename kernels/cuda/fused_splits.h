@@ -34,6 +34,62 @@ constexpr int most_fused_splits(int slots) {
   return most;
 }
 
+/// Warps of a block of the fused decode attention, and parts of a split.
+constexpr int kSplitParts = 4;
+
+/// Consecutive slots of a lane.
+struct SlotRange {
+  int first;
+  int end;
+};
+
+/// The slots of a part of a split: of whole items but for the last ones of a lane. The state of a
+/// split is made of those of its parts, merged in order.
+VLM_HD constexpr SlotRange fused_part(int slots, int split, int part) {
+  const int size = fused_split_slots(slots);
+  const int first = split * size;
+  const int end = first + size < slots ? first + size : slots;
+  const int step = (end - first + 127) / 128 * 32;
+  const int from = first + part * step < end ? first + part * step : end;
+  return {from, from + step < end ? from + step : end};
+}
+
+/// Whether the parts of a lane are long enough for a warp to take a whole split, part by part. It
+/// waits for no other warp then, but parts of 64 slots were no faster (VidKV's were 2 % slower).
+VLM_HD constexpr bool fused_parts_are_long(int slots) { return fused_split_slots(slots) > 256; }
+
+/// Which parts of a block's splits a warp takes, one a turn: first whole splits, part by part, as
+/// many as every warp can have for itself, then its part of each one that is left.
+class WarpParts {
+ public:
+  /// Of splits [first_split, end_split). If not `may_be_alone`, warps share all.
+  VLM_HD constexpr WarpParts(int first_split, int end_split, int warp, bool may_be_alone)
+      : first_split_(first_split),
+        turns_(end_split - first_split),
+        alone_(may_be_alone ? turns_ / kSplitParts * kSplitParts : 0),
+        warp_(warp) {}
+
+  VLM_HD constexpr int turns() const { return turns_; }
+  /// Whether the warp has the whole split for itself.
+  VLM_HD constexpr bool alone(int turn) const { return turn < alone_; }
+  VLM_HD constexpr int split(int turn) const {
+    const int own = warp_ * (alone_ / kSplitParts) + turn / kSplitParts;
+    return first_split_ + (alone(turn) ? own : turn);
+  }
+  VLM_HD constexpr int part(int turn) const { return alone(turn) ? turn % kSplitParts : warp_; }
+  VLM_HD constexpr SlotRange slots(int turn, int lane_slots) const {
+    return fused_part(lane_slots, split(turn), part(turn));
+  }
+  /// Whether the next turn's slots are those behind this one's.
+  VLM_HD constexpr bool goes_on(int turn) const { return alone(turn + 1); }
+
+ private:
+  int first_split_;
+  int turns_;
+  int alone_;  // turns in which it is
+  int warp_;
+};
+
 /// Blocks of threads that share the up to `splits` splits of a lane: as many as a model finds
 /// fastest on a GPU that holds `resident` of them, if all lanes are as long. The splits of a block
 /// follow each other, which saves the work between them. No result depends on it.

@@ -648,7 +648,8 @@ TEST_F(PackedLanes, CompanyChangesNoBitOfPictures) {
 }
 
 TEST_F(PackedLanes, CompanyChangesNoBit) {
-  // Enough lanes that blocks of threads take several splits of each, and all of them.
+  // Enough lanes that blocks of threads take several splits of each, and all of them; those of 5000
+  // slots are long enough for warps that have whole splits for themselves.
   constexpr int kCompany = 420;
   constexpr int kMore = 520;
   for (const char* spec : kSpecs) {
@@ -658,7 +659,7 @@ TEST_F(PackedLanes, CompanyChangesNoBit) {
           LaneShape{256, 6, false, false, false}, LaneShape{128, 4, false, true},
           LaneShape{64, 2, true, true}}) {
       for (const std::vector<int>& lengths :
-           {std::vector{32, 300, 1, 45, 1100}, std::vector{1717}}) {
+           {std::vector{32, 300, 1, 45, 1100}, std::vector{1717}, std::vector{5000}}) {
         const Found alone = attend(spec, s, lengths, 0, kGpu, *gpu_);
         for (const int company : {kCompany, kMore}) {
           const Found beside = attend(spec, s, lengths, company, kGpu, *gpu_);

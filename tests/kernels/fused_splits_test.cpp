@@ -32,6 +32,60 @@ TEST(FusedSplits, NoShorterLaneHasMoreThanTheMost) {
   }
 }
 
+TEST(WarpParts, HaveEveryPartOfEverySplitOnce) {
+  for (const bool alone : {false, true}) {
+    for (int first = 0; first < 5; ++first) {
+      for (int end = first; end <= first + 21; ++end) {
+        std::vector<int> taken(static_cast<size_t>(end * kSplitParts));
+        int own = 0;
+        for (int warp = 0; warp < kSplitParts; ++warp) {
+          const WarpParts parts(first, end, warp, alone);
+          ASSERT_EQ(parts.turns(), end - first) << "warps would wait for each other";
+          for (int turn = 0; turn < parts.turns(); ++turn) {
+            own += parts.alone(turn) ? 1 : 0;
+            ++taken[static_cast<size_t>(parts.split(turn) * kSplitParts + parts.part(turn))];
+          }
+        }
+        ASSERT_EQ(own, alone ? (end - first) / kSplitParts * kSplitParts * kSplitParts : 0);
+        for (size_t i = 0; i < taken.size(); ++i) {
+          ASSERT_EQ(taken[i], static_cast<int>(i) >= first * kSplitParts ? 1 : 0) << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(WarpParts, FollowEachOtherWhereAWarpIsAlone) {
+  for (const int slots : {1, 31, 256, 3328, 4097, 8192, 8193, 16385, 20001}) {
+    const int splits = fused_splits_of(slots);
+    for (int warp = 0; warp < kSplitParts; ++warp) {
+      const WarpParts parts(0, splits, warp, true);
+      for (int turn = 1; turn < parts.turns() && parts.alone(turn); ++turn) {
+        ASSERT_EQ(parts.slots(turn, slots).first, parts.slots(turn - 1, slots).end) << slots;
+        const bool begins = turn % kSplitParts == 0;
+        ASSERT_EQ(parts.split(turn), parts.split(turn - 1) + (begins ? 1 : 0));
+        ASSERT_EQ(parts.part(turn), begins ? 0 : parts.part(turn - 1) + 1);
+      }
+    }
+  }
+}
+
+TEST(FusedSplits, AreTheirParts) {
+  for (int slots = 1; slots <= kMostSlots; slots += 1 + slots / 97) {
+    int at = 0;
+    for (int split = 0; split < fused_splits_of(slots); ++split) {
+      for (int part = 0; part < kSplitParts; ++part) {
+        const SlotRange range = fused_part(slots, split, part);
+        ASSERT_EQ(range.first, at) << slots;
+        ASSERT_LE(range.end - range.first, fused_split_slots(slots) / kSplitParts);
+        ASSERT_TRUE((range.end - range.first) % 32 == 0 || range.end == slots) << slots;
+        at = range.end;
+      }
+    }
+    ASSERT_EQ(at, slots);
+  }
+}
+
 /// When the last of the blocks ends that a GPU takes in order, each as soon as one of `resident`
 /// places is free, and a split takes 1.
 double end_of(int lanes, int splits, int blocks, int resident) {
