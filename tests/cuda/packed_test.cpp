@@ -17,6 +17,7 @@
 #include "kernels/slot_weights.h"
 #include "tests/cuda/fixture.h"
 #include "tests/cuda/table_lanes.h"
+#include "tests/kvcache/feeder.h"
 #include "tests/kvcache/quantizers/make.h"
 
 namespace kvlm {
@@ -29,6 +30,7 @@ using testing::Cuda;
 using testing::kGpu;
 using testing::normal_tensor;
 using testing::normal_values;
+using testlife::name_of_spec;
 
 constexpr const char* kSpecs[] = {"int8",
                                   "int4",
@@ -648,8 +650,7 @@ TEST_F(PackedLanes, CompanyChangesNoBitOfPictures) {
 }
 
 TEST_F(PackedLanes, CompanyChangesNoBit) {
-  // Enough lanes that blocks of threads take several splits of each, and all of them; those of 5000
-  // slots are long enough for warps that have whole splits for themselves.
+  // Enough lanes that blocks of threads take several splits of each, and all of them.
   constexpr int kCompany = 420;
   constexpr int kMore = 520;
   for (const char* spec : kSpecs) {
@@ -659,7 +660,7 @@ TEST_F(PackedLanes, CompanyChangesNoBit) {
           LaneShape{256, 6, false, false, false}, LaneShape{128, 4, false, true},
           LaneShape{64, 2, true, true}}) {
       for (const std::vector<int>& lengths :
-           {std::vector{32, 300, 1, 45, 1100}, std::vector{1717}, std::vector{5000}}) {
+           {std::vector{32, 300, 1, 45, 1100}, std::vector{1717}}) {
         const Found alone = attend(spec, s, lengths, 0, kGpu, *gpu_);
         for (const int company : {kCompany, kMore}) {
           const Found beside = attend(spec, s, lengths, company, kGpu, *gpu_);
@@ -674,6 +675,27 @@ TEST_F(PackedLanes, CompanyChangesNoBit) {
     }
   }
 }
+
+/// Lanes that are long, and so many that warps have whole splits for themselves: of a lane of 5000,
+/// five or ten splits are one block's.
+class LongLanes : public PackedLanes, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(LongLanes, CompanyChangesNoBit) {
+  for (const LaneShape& s :
+       {LaneShape{128, 4, false, false, false}, LaneShape{128, 7, false, false, false},
+        LaneShape{64, 2, false, false, false}, LaneShape{80, 5, false, false, false}}) {
+    for (const std::vector<int>& lengths : {std::vector{5000}, std::vector{4097, 1003}}) {
+      const Found alone = attend(GetParam(), s, lengths, 0, kGpu, *gpu_);
+      for (const int company : {260, 520}) {
+        const Found beside = attend(GetParam(), s, lengths, company, kGpu, *gpu_);
+        EXPECT_EQ(error(beside.out, alone.out), 0) << fmt::format(
+            "{} x {}, {} rows first, {} others", s.q_per_kv, s.head_dim, lengths[0], company);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, LongLanes, ::testing::ValuesIn(kSpecs), name_of_spec);
 
 /// Where nobody wants the weights of f16 rows, their softmax is deferred.
 TEST_F(Cuda, ClampedSlopesAreCounted) {
