@@ -18,7 +18,9 @@ namespace kvlm::cuda::packed {
 constexpr float kWeightUp = 1 << 8;  // with scales below 32, products are halves
 constexpr float kWeightUpLarge = 0.125f;
 constexpr float kLargeScale = 32;
-/// What undoes a raise of weights, which is one of the two.
+
+/// What undoes a raise of weights, which is one of the two: chosen, which is shorter than a
+/// division.
 __device__ inline float undone(float up) {
   return up == kWeightUp ? 1 / kWeightUp : 1 / kWeightUpLarge;
 }

@@ -7,12 +7,13 @@
 #include "kernels/cuda/packed_mma.cuh"
 #include "kernels/cuda/packed_tiles.cuh"
 
-// What a block of the fused decode attention (fused_kernel.cuh) is given to do: a split of a lane,
-// which its warps cut into items.
+// What a block of the fused decode attention (fused_kernel.cuh) is given to do: splits of a lane,
+// whose parts its warps cut into items.
 namespace kvlm::cuda::packed {
 
 constexpr int kItemSlots = 32;
 constexpr int kItemTiles = kItemSlots / kTileSlots;
+static_assert(kSplitParts == kWarps && kPartStep == kItemSlots);
 
 /// Groups of 32 channels of a row. The last may be half of one, which takes one product, not two.
 constexpr int channel_groups(int dim) { return (dim + kChannelGroup - 1) / kChannelGroup; }

@@ -34,8 +34,9 @@ constexpr int most_fused_splits(int slots) {
   return most;
 }
 
-/// Warps of a block of the fused decode attention, and parts of a split.
+/// Parts of a split, one for each warp of a block of threads.
 constexpr int kSplitParts = 4;
+constexpr int kPartStep = 32;  // a part has a multiple of it, but for the last ones of a lane
 
 /// Consecutive slots of a lane.
 struct SlotRange {
@@ -43,13 +44,14 @@ struct SlotRange {
   int end;
 };
 
-/// The slots of a part of a split: of whole items but for the last ones of a lane. The state of a
+/// The slots of a part of a split, of which there may be none at the end of a lane. The state of a
 /// split is made of those of its parts, merged in order.
 VLM_HD constexpr SlotRange fused_part(int slots, int split, int part) {
   const int size = fused_split_slots(slots);
   const int first = split * size;
   const int end = first + size < slots ? first + size : slots;
-  const int step = (end - first + 127) / 128 * 32;
+  const int step =
+      (end - first + kSplitParts * kPartStep - 1) / (kSplitParts * kPartStep) * kPartStep;
   const int from = first + part * step < end ? first + part * step : end;
   return {from, from + step < end ? from + step : end};
 }

@@ -77,7 +77,8 @@ struct SplitSpace {
   static constexpr int kQueries = kGroups * kGroupQueries;
   static constexpr int kOutStride = V::kDim + 4;  // of a query: four are written at a time
   static constexpr int kOutBytes = static_cast<int>(sizeof(float)) * kQueries * kOutStride;
-  /// In their second stages, which nobody needs then, if four blocks have no room for more.
+  /// Outputs lie in the second stages, which nobody needs then, if four blocks have no room for
+  /// more.
   static constexpr bool kInStages = sizeof(typename Stages::OneStage) >= kOutBytes &&
                                     kWarps * (sizeof(Stages) + kOutBytes) > 44 * 1024;
   static constexpr int kEndBytes = kWarps * kQueries * static_cast<int>(sizeof(float2));
@@ -149,7 +150,8 @@ __device__ void add_part(const SplitAt& to, int part, const Space& space,
   using Layout = typename Values<V, kScaled, kGroups>::Layout;
   constexpr int kPairs = Layout::kNumbers / 2;
   const bool first = part == 0;
-  const bool last = part == kWarps - 1;
+  const bool last = part == kSplitParts - 1;
+  __syncwarp();  // what the part before has kept is there, also where this one is empty
   auto* kept = reinterpret_cast<float2*>(space.outs(my.warp)) + threadIdx.x % 32;
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
@@ -191,14 +193,14 @@ __device__ void write_split(const SplitAt& to, const DeviceLane& lane, bool only
     constexpr int kRun = Layout::kRun;
 #pragma unroll
     for (int number = 0; number < Layout::kNumbers; number += kRun) {
-      float* to = outs + at * Space::kOutStride + Layout::channel(number, my.row);
+      float* own = outs + at * Space::kOutStride + Layout::channel(number, my.row);
       const auto sum = [&](int i) { return values.sum(group, number + i); };
       if (kRun == 2 || number + kRun > Layout::kNumbers) {
-        reinterpret_cast<float2*>(to)[0] = {sum(0), sum(1)};
+        reinterpret_cast<float2*>(own)[0] = {sum(0), sum(1)};
       } else {
 #pragma unroll
         for (int i = 0; i < kRun; i += 4) {
-          reinterpret_cast<float4*>(to)[i / 4] = {sum(i), sum(i + 1), sum(i + 2), sum(i + 3)};
+          reinterpret_cast<float4*>(own)[i / 4] = {sum(i), sum(i + 1), sum(i + 2), sum(i + 3)};
         }
       }
     }

@@ -207,8 +207,9 @@ struct LaneShape {
   bool dead_rows = true;
   bool weights_wanted = true;
   bool remapped = true;
-  float rise = 0;    // of the first query's score from slot to slot of 200 packed rows
-  float spread = 1;  // of packed values
+  float rise = 0;     // of the first query's score from slot to slot of 200 packed rows
+  float spread = 1;   // of packed values
+  bool even = false;  // blocks lie at even strides; they are as long as the first
 };
 
 class PackedLanes : public PackedCuda {
@@ -242,7 +243,8 @@ class PackedLanes : public PackedCuda {
       const Packing& packing = made->packing(side, 0);
       const auto which = static_cast<size_t>(side);
       int before = 0;  // rows
-      const auto packed_rows = [&](int rows, uint32_t seed) -> Packed& {
+      const auto pack_rows = [&](PackJob to, uint32_t seed) {
+        const auto rows = static_cast<int>(to.rows);
         Tensor x = normal_tensor(DType::kF32, {rows, packing.format.channels()}, seed);
         for (int i = 0; i < rows * s.head_dim; ++i) {
           const int row = before + i / s.head_dim;
@@ -256,9 +258,12 @@ class PackedLanes : public PackedCuda {
         before += rows;
         keep.push_back(Tensor(DType::kF32, x.shape(), device));
         copy(keep.back(), x, stream);
+        to.x = keep.back().view().data();
+        pack(packing.format, packing.rules, {&to, 1}, stream);
+      };
+      const auto packed_rows = [&](int rows, uint32_t seed) -> Packed& {
         packed.push_back(room(packing.format, rows, device));
-        const PackJob one = job(packed.back(), keep.back(), rows);
-        pack(packing.format, packing.rules, {&one, 1}, stream);
+        pack_rows(job(packed.back(), {}, rows), seed);
         return packed.back();
       };
       if (longer > 0) {
@@ -269,8 +274,31 @@ class PackedLanes : public PackedCuda {
         long_run.format = &packing.format;
         long_run.blocks = {&long_blocks[which], 1};
       }
+      SlotRun run_of_blocks;
       int held = 0;
-      for (size_t b = 0; b < lengths.size(); ++b) {
+      if (s.even) {
+        const int rows = lengths[0];
+        const auto stride = [](size_t bytes) { return (bytes + 15) / 16 * 16; };
+        const size_t meta = dtype_bytes(packing.format.meta);
+        const size_t most = std::max(packing.format.scales(rows), packing.format.zeros(rows));
+        const size_t codes = stride(static_cast<size_t>(rows) * packing.format.row_bytes());
+        const size_t scales = stride(most * meta);
+        run_of_blocks.code_stride = static_cast<std::ptrdiff_t>(codes);
+        run_of_blocks.scale_stride = static_cast<std::ptrdiff_t>(scales);
+        packed.push_back({bytes(codes * lengths.size(), device),
+                          bytes(scales * lengths.size(), device),
+                          bytes(scales * lengths.size(), device)});
+        for (size_t b = 0; b < lengths.size(); ++b) {
+          PackJob to = job(packed.back(), {}, rows);
+          to.codes += b * codes;
+          to.scales += b * scales;
+          to.zeros += b * scales;
+          pack_rows(to, static_cast<uint32_t>(40 + 10 * b + which));
+          blocks[which].push_back({to.codes, to.scales, to.zeros, rows, rows, nullptr});
+          held += rows;
+        }
+      }
+      for (size_t b = 0; !s.even && b < lengths.size(); ++b) {
         const int rows = lengths[b];
         Packed& of_block = packed_rows(rows, static_cast<uint32_t>(40 + 10 * b + which));
         const bool dies = s.dead_rows && b % 2 == 1;
@@ -284,7 +312,6 @@ class PackedLanes : public PackedCuda {
         blocks[which].push_back(of_block.block(rows, dies ? live.data() : nullptr, alive));
         held += alive;
       }
-      SlotRun run_of_blocks;
       run_of_blocks.slots = held;
       run_of_blocks.format = &packing.format;
       run_of_blocks.blocks = blocks[which];
@@ -676,26 +703,47 @@ TEST_F(PackedLanes, CompanyChangesNoBit) {
   }
 }
 
-/// Lanes that are long, and so many that warps have whole splits for themselves: of a lane of 5000,
-/// five or ten splits are one block's.
-class LongLanes : public PackedLanes, public ::testing::WithParamInterface<const char*> {};
+/// Long lanes that are so many that warps have whole splits for themselves, in formats whose
+/// kernels have room for that at some of the head_dims. On 132 multiprocessors a block has all
+/// splits of 521 lanes of four queries, or half of those of 261.
+class LongLanes : public PackedLanes, public ::testing::WithParamInterface<const char*> {
+ protected:
+  void check(const LaneShape& s, const std::vector<int>& lengths) {
+    const Found alone = attend(GetParam(), s, lengths, 0, kGpu, *gpu_);
+    for (const int company : {260, 520}) {
+      const Found beside = attend(GetParam(), s, lengths, company, kGpu, *gpu_);
+      EXPECT_EQ(error(beside.out, alone.out), 0)
+          << fmt::format("{} x {}, {} blocks, the first of {} rows, {} others", s.q_per_kv,
+                         s.head_dim, lengths.size(), lengths[0], company);
+    }
+  }
+};
 
 TEST_P(LongLanes, CompanyChangesNoBit) {
+  // With 37 rows behind them: 10 and 11 splits of 512 slots; 12, the last of 8, 100 and 128.
   for (const LaneShape& s :
        {LaneShape{128, 4, false, false, false}, LaneShape{128, 7, false, false, false},
         LaneShape{64, 2, false, false, false}, LaneShape{80, 5, false, false, false}}) {
-    for (const std::vector<int>& lengths : {std::vector{5000}, std::vector{4097, 1003}}) {
-      const Found alone = attend(GetParam(), s, lengths, 0, kGpu, *gpu_);
-      for (const int company : {260, 520}) {
-        const Found beside = attend(GetParam(), s, lengths, company, kGpu, *gpu_);
-        EXPECT_EQ(error(beside.out, alone.out), 0) << fmt::format(
-            "{} x {}, {} rows first, {} others", s.q_per_kv, s.head_dim, lengths[0], company);
-      }
-    }
+    check(s, {5000});
+    check(s, {4097, 1003});
+    for (const int rows : {5603, 5695, 5723}) check(s, {rows});
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, LongLanes, ::testing::ValuesIn(kSpecs), name_of_spec);
+TEST_P(LongLanes, CompanyChangesNoBitOfEvenBlocks) {
+  for (LaneShape s :
+       {LaneShape{128, 4, false, false, false}, LaneShape{64, 2, false, false, false}}) {
+    s.even = true;
+    check(s, std::vector<int>(40, 128));
+    check(s, std::vector<int>(175, 32));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, LongLanes,
+                         ::testing::Values("int4", "kivi,bits=1", "kivi", "kivi,bits=3", "xquant",
+                                           "vidkv", "vidkv,value_axis=token", "vidkv,value_bits=1",
+                                           "vidkv,key_bits=2,value_bits=2"),
+                         name_of_spec);
 
 /// Where nobody wants the weights of f16 rows, their softmax is deferred.
 TEST_F(Cuda, ClampedSlopesAreCounted) {

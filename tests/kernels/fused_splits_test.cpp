@@ -43,7 +43,7 @@ TEST(WarpParts, HaveEveryPartOfEverySplitOnce) {
           ASSERT_EQ(parts.turns(), end - first) << "warps would wait for each other";
           for (int turn = 0; turn < parts.turns(); ++turn) {
             own += parts.alone(turn) ? 1 : 0;
-            ++taken[static_cast<size_t>(parts.split(turn) * kSplitParts + parts.part(turn))];
+            ++taken.at(static_cast<size_t>(parts.split(turn) * kSplitParts + parts.part(turn)));
           }
         }
         ASSERT_EQ(own, alone ? (end - first) / kSplitParts * kSplitParts * kSplitParts : 0);
