@@ -66,7 +66,7 @@ struct PackedLane {
 };
 
 /// out = softmax(remap(scale * q . K)) . V of every lane, read straight from packed blocks: scales
-/// are folded into the query and the output (docs/arithmetic.md, "Attention from codes"), no row is
+/// are folded into the query and the output (docs/formulas.md, "Attention from codes"), no row is
 /// dequantized to memory, every packed byte is read once for all q_per_kv queries. Sums in f32.
 /// Lanes are independent, so a result depends neither on the other lanes nor on the threads. A lane
 /// without slots gives 0. Takes memory for the stream's scratch only, which later calls use again.
@@ -76,7 +76,7 @@ struct PackedLane {
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
                    Stream& stream);
 
-/// Writes the live rows of packed blocks as floats: x = slope * s * c + z (docs/arithmetic.md,
+/// Writes the live rows of packed blocks as floats: x = slope * s * c + z (docs/formulas.md,
 /// "Range").
 ///   out  (sum of live_rows, format.channels()) dense
 void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> blocks, float* out,

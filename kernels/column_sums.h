@@ -51,7 +51,7 @@ struct QueuedSums {
 /// rows of sums and 17 states of every row, and where `multiply` is f16 or bf16 the queries and
 /// keys once more in that type. Asynchronous on CUDA, unless small entries are asked for.
 /// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch.
-/// Source: docs/arithmetic.md, "Importance"; Dao et al. 2022 for the tiling.
+/// Source: docs/formulas.md, "Importance"; Dao et al. 2022 for the tiling.
 void column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
                  std::span<const KeyValueRows> past, SummedRows rows, float scale, DType multiply,
                  Stream& stream);

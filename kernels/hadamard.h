@@ -23,7 +23,7 @@ struct HadamardRows {
 /// bits on every device where the dtype is f32. Asynchronous on CUDA. Throws
 /// Error{kInvalidArgument} on a shape, dtype or device mismatch. Source: Ashkboos et al. 2024,
 /// "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", section 3, for its use;
-/// docs/arithmetic.md, "Rotation".
+/// docs/formulas.md, "Rotation".
 void hadamard(std::span<const HadamardRows> rows, Stream& stream);
 
 }  // namespace kvlm

@@ -7,7 +7,7 @@
 
 namespace kvlm {
 
-/// How dropped rows are folded into kept ones (docs/arithmetic.md, "Merging").
+/// How dropped rows are folded into kept ones (docs/formulas.md, "Merging").
 enum class MergeRule : uint8_t { kNone, kPosition, kFeature };
 
 /// The keys and values of one kv_head, of which some rows stay.
@@ -31,7 +31,7 @@ struct RowMerge {
 /// alike, summed in double in the order of the rows. kNone: kept rows stay as they are.
 /// Asynchronous on CUDA. Throws Error{kInvalidArgument} if `kept` is empty or no ascending rows, or
 /// if more of them are alone than there are, or any under kFeature.
-/// Source: PrefixKV 4.3 (docs/arithmetic.md, "Merging"); the paper leaves open whether values match
+/// Source: PrefixKV 4.3 (docs/formulas.md, "Merging"); the paper leaves open whether values match
 /// anew: they do not.
 void merge_rows(MergeRule rule, const RowMerge& merge, Stream& stream);
 

@@ -28,7 +28,7 @@ struct PackRule {
   CodeRule rule = CodeRule::kAffine;
   // kAffine: the range of a group is [Q_alpha, Q_{1-alpha}] (alpha 0: minimum and maximum), both
   // ends times kappa; codes are made in it; the stored scale and zero point then move the end
-  // levels inwards by eta of the range (docs/arithmetic.md, "Range" and "Moved end levels").
+  // levels inwards by eta of the range (docs/formulas.md, "Range" and "Moved end levels").
   float alpha = 0;
   float kappa = 1;
   float eta = 0;

@@ -61,7 +61,7 @@ VLM_HD inline AffineRange affine_range(float low, float high, int levels, float 
   return range;
 }
 
-/// What is stored of a range: the scale, and the zero point that code 0 means (docs/arithmetic.md,
+/// What is stored of a range: the scale, and the zero point that code 0 means (docs/formulas.md,
 /// "Range").
 struct AffineMeta {
   float scale = 0;

@@ -4,7 +4,7 @@
 
 #include "kvcache/nominal.h"
 
-// The stored bytes of every layer in closed form (docs/arithmetic.md, "Stored bits"): rows packed
+// The stored bytes of every layer in closed form (docs/formulas.md, "Stored bits"): rows packed
 // when the prompt ended, rows packed since, full rows, and what a policy keeps beside them.
 namespace kvlm {
 

@@ -39,7 +39,7 @@ struct PartBytes {
   PartBytes& operator+=(const PartBytes& other) noexcept;
 };
 
-/// The bytes of each layer (docs/arithmetic.md, "Stored bits"): from what the quantizers plan and
+/// The bytes of each layer (docs/formulas.md, "Stored bits"): from what the quantizers plan and
 /// how many rows there are, without any cache. Exact where no row was dropped since the prompt
 /// ended, if as many of the protected rows as assumed are still in the window then: the earliest
 /// visual rows are taken for them.

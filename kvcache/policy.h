@@ -106,7 +106,7 @@ struct PolicyProfile {
   /// PrefixKV: the forget ratio of each layer, by the score that it was fitted on (score=).
   std::map<std::string, std::vector<double>, std::less<>> forget;
   double forget_keep = 0;  ///< the kept fraction those were fitted for
-  /// As forget: Gini coefficients of the scores (docs/arithmetic.md, "Profile"), for people.
+  /// As forget: Gini coefficients of the scores (docs/formulas.md, "Profile"), for people.
   std::map<std::string, std::vector<double>, std::less<>> gini;
   /// As forget: standard deviation over the prompts that it is the mean of, and their mean distance
   /// from it, for people.

@@ -30,7 +30,7 @@
 
 namespace kvlm {
 
-/// A cache of any composition of retention, quantizers and sharing (docs/arithmetic.md,
+/// A cache of any composition of retention, quantizers and sharing (docs/formulas.md,
 /// "Composition"):
 ///
 ///   prompt rows in full precision -> retained slots of each layer -> merged -> visual | other

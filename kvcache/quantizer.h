@@ -54,7 +54,7 @@ struct RemapRule {
   bool guarded = true;
 };
 
-/// Layers that use the same codes. Plain data (docs/arithmetic.md, "Shared codes").
+/// Layers that use the same codes. Plain data (docs/formulas.md, "Shared codes").
 struct ShareMap {
   /// (layers,) the layer in whose memory a layer's codes lie, the first that uses them: itself
   /// where it has its own. Empty: nothing is shared.

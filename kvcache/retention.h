@@ -14,7 +14,7 @@
 namespace kvlm {
 
 /// Which rows of a prompt's attention a retention rule sums, and what else it watches
-/// (docs/arithmetic.md, "Importance").
+/// (docs/formulas.md, "Importance").
 struct ImportanceNeeds {
   enum class Rows : uint8_t {
     kNone,
@@ -125,7 +125,7 @@ class Retention {
 
   /// The selection of every layer if joint() (prompt.layer is -1), else of prompt.layer alone: a
   /// vector of one. Keeps the last row. Layers of one pair (pairs[l] == pairs[l'], empty: none) get
-  /// one selection (docs/arithmetic.md, "Shared codes"); rules whose sets differ by layer are then
+  /// one selection (docs/formulas.md, "Shared codes"); rules whose sets differ by layer are then
   /// asked for all layers at once as if joint(). Called for several layers at once, by threads of
   /// the stream's pool.
   virtual std::vector<LayerSelection> select(const PromptView& prompt,
@@ -163,7 +163,7 @@ class Retention {
   }
 
   /// The keys of sinks are rotated forward as rows behind them go, so that all distances are those
-  /// of ranks (docs/arithmetic.md, "StreamingLLM").
+  /// of ranks (docs/formulas.md, "StreamingLLM").
   virtual bool rerotates() const noexcept { return false; }
   /// rerotates(): the most first rows that turn, whose keys a layer keeps as they came.
   virtual int most_sinks() const noexcept { return 0; }

@@ -106,7 +106,7 @@ constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
     {"float32", "f32"},   {"float", "f32"},     {"int2", "kivi"},     {"2bit", "kivi"},
 };
 
-/// Published policies that are not built, and why (docs/arithmetic.md, "Not built").
+/// Published policies that are not built, and why (docs/formulas.md, "Not built").
 constexpr std::string_view kNoSharedRows =
     "rows that two layers share would need lengths of their own in every format; layers share "
     "codes with share=codes";

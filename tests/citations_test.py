@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What sources and pages cite is in the repository: pages by their path, sections by their heading.
 
-A comment cites a section as `docs/arithmetic.md, "Remap"`; more sections of the same page follow as
+A comment cites a section as `docs/formulas.md, "Remap"`; more sections of the same page follow as
 `and "Shared codes"` or `, "Shared codes"`. Pages link to each other and to headings as Markdown does. Every component of a
 paper (docs/papers/) is said to be faithful or to depart, and from what.
 """
@@ -17,7 +17,7 @@ CODE = {".h", ".cpp", ".cu", ".cuh", ".py", ".sh", ".cmake", ".txt"}
 CPP = {".h", ".cpp", ".cu", ".cuh"}
 
 # Working papers by number, which readers of the repository do not have.
-FOREIGN = re.compile(r"\b[Ss]pecs \d[\d.]*|\b(?:models|design|conventions|kv-policies)\.md\b(?: [\d.]+)?"
+FOREIGN = re.compile(r"\b[Ss]pecs \d[\d.]*|\b(?:design|conventions|kv-policies)\.md\b(?: [\d.]+)?"
                      r"|\bdecision D\d+|\b[Tt]he specification\b")
 PAGE = re.compile(r"[\w./-]*\w\.md\b")
 SECTIONS = re.compile(r'(docs/[\w-]+\.md)((?:(?:,| and|, and) "[^"]+")+)')
@@ -146,7 +146,7 @@ class Checker(unittest.TestCase):
                          ["llm/b.h:1: notes.md does not exist", "llm/b.py:1: docs/b.md does not exist"])
 
     def test_a_paper_that_is_not_here_is_found(self):
-        for words in ("specs 10.4", "Specs 3", "models.md 6.1", "design.md", "decision D2", "the specification"):
+        for words in ("specs 10.4", "Specs 3", "design.md", "decision D2", "the specification"):
             with self.subTest(words=words):
                 found = self.found({"tools/b.cpp": f"int a;  // {words}\n", "docs/c.md": f"By {words}.\n"})
                 self.assertEqual([f.split(" ")[0] for f in found], ["docs/c.md:1:", "tools/b.cpp:1:"])

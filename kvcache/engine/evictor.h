@@ -12,7 +12,7 @@
 
 namespace kvlm {
 
-/// Drops the slots that the retention rule names, after attention (docs/arithmetic.md, "Eviction").
+/// Drops the slots that the retention rule names, after attention (docs/formulas.md, "Eviction").
 class Evictor {
  public:
   Evictor(const CacheTraits& traits, DecodeWeights& weights, SinkRotation& sinks);

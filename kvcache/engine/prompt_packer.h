@@ -32,7 +32,7 @@ class KeptSlots {
 using KeptRows = std::array<std::vector<DenseRows>, 2>;
 
 /// Packs the oldest of the rows that a prompt leaves into planes, which are empty
-/// (docs/arithmetic.md, "Windows").
+/// (docs/formulas.md, "Windows").
 class PromptPacker {
  public:
   PromptPacker(const CacheTraits& traits, KeyBasisChange& key_basis,

@@ -18,7 +18,7 @@ namespace kvlm {
 
 namespace {
 
-// Query rows that are summed where a prompt has no text after its pictures (docs/arithmetic.md,
+// Query rows that are summed where a prompt has no text after its pictures (docs/formulas.md,
 // "Importance").
 constexpr int kRowsWithoutVision = 32;
 

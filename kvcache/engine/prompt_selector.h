@@ -15,7 +15,7 @@ namespace kvlm {
 /// By KvSide, what a layer has stored of a prompt, (kv_heads,).
 using StoredSides = std::array<std::vector<StoredRows>, 2>;
 
-/// Which rows of a first prompt stay: gathers what the retention rule asks for (docs/arithmetic.md,
+/// Which rows of a first prompt stay: gathers what the retention rule asks for (docs/formulas.md,
 /// "Importance") and lets it select.
 class PromptSelector {
  public:

@@ -21,7 +21,7 @@
 namespace kvlm {
 
 /// First prompts: exact attention, and when the prompt has ended, what PromptSelector selects of it
-/// is merged and packed (docs/arithmetic.md, "Life cycle").
+/// is merged and packed (docs/formulas.md, "Life cycle").
 class PromptStage {
  public:
   PromptStage(const CacheTraits& traits, const Placement& placement, PromptPacker& packer,

@@ -14,7 +14,7 @@
 
 namespace kvlm {
 
-/// Packs the oldest full rows of windows that decode has filled (docs/arithmetic.md, "Windows").
+/// Packs the oldest full rows of windows that decode has filled (docs/formulas.md, "Windows").
 class WindowPacker {
  public:
   WindowPacker(const CacheTraits& traits, Unpacker& unpacker, KeyBasisChange& key_basis,

@@ -15,7 +15,7 @@
 namespace kvlm {
 
 /// Attention weights of every slot, summed over the prompt and the steps of decode, for rules that
-/// evict by them (docs/arithmetic.md, "H2O"). Everything does nothing for other rules.
+/// evict by them (docs/formulas.md, "H2O"). Everything does nothing for other rules.
 class DecodeWeights {
  public:
   explicit DecodeWeights(const CacheTraits& traits);

@@ -12,7 +12,7 @@
 
 namespace kvlm {
 
-/// Keys that are packed in a basis of their own (docs/arithmetic.md, "Mixed channels"): learns the
+/// Keys that are packed in a basis of their own (docs/formulas.md, "Mixed channels"): learns the
 /// order of their channels, changes keys on their way into blocks, and queries that meet them.
 class KeyBasisChange {
  public:

@@ -12,7 +12,7 @@
 
 namespace kvlm {
 
-/// Values of some visual rows are packed with more bits and lie apart (docs/arithmetic.md,
+/// Values of some visual rows are packed with more bits and lie apart (docs/formulas.md,
 /// "Protected tokens"): chooses the rows, packs them, and keeps the bitmap that says which slots
 /// they are.
 class ProtectedValues {

@@ -11,7 +11,7 @@
 namespace kvlm {
 
 /// Layers whose keys and values are stored turned by a Hadamard matrix (rotate=hadamard;
-/// docs/arithmetic.md, "Rotation"): queries, keys and values are turned as they come, and outputs
+/// docs/formulas.md, "Rotation"): queries, keys and values are turned as they come, and outputs
 /// over what is stored are turned back.
 class Rotation {
  public:

@@ -10,7 +10,7 @@
 namespace kvlm {
 
 /// Gives the first rows of a sequence the positions of their ranks while rows behind them go
-/// (docs/arithmetic.md, "StreamingLLM", rerotate=on).
+/// (docs/formulas.md, "StreamingLLM", rerotate=on).
 class SinkRotation {
  public:
   explicit SinkRotation(const CacheTraits& traits);

@@ -10,7 +10,7 @@
 
 namespace kvlm {
 
-/// The remap of the scores of packed visual slots (docs/arithmetic.md, "Remap"): over all of them,
+/// The remap of the scores of packed visual slots (docs/formulas.md, "Remap"): over all of them,
 /// or picture by picture.
 class VisualRemap {
  public:

@@ -5,7 +5,7 @@ namespace kvlm::quantizers {
 namespace {
 
 /// KIVI with 2 bits in the first layers and 1 bit in the others, keys and values apart. Source:
-/// AsymKV l_k/l_v as XQuant's appendices B and C describe it (docs/arithmetic.md, "AsymKV").
+/// AsymKV l_k/l_v as XQuant's appendices B and C describe it (docs/formulas.md, "AsymKV").
 class AsymKv final : public PlannedQuantizer {
  public:
   AsymKv(const OptionValues& options, const PolicyContext& context) {

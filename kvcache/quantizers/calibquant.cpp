@@ -13,7 +13,7 @@ namespace {
 
 /// Visual keys and values with one range per channel over all visual rows, and a linear remap of
 /// visual scores that pulls down the peaks that few bits inflate. Source: CalibQuant sections
-/// 4.1-4.3, eqs. 3-8, algs. 1-2 (docs/arithmetic.md, "CalibQuant"). Departures: at 1 bit the end
+/// 4.1-4.3, eqs. 3-8, algs. 1-2 (docs/formulas.md, "CalibQuant"). Departures: at 1 bit the end
 /// levels move towards the middle of the range (shrink=eta), not towards zero as in its code
 /// (shrink=kappa) or not at all as in its text (shrink=none); the remap's slope is kept from
 /// turning negative (guard=clamp0); tau is the code's unless a profile of this width has one, where

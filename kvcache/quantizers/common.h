@@ -100,7 +100,7 @@ inline void check_visual_bits(const OptionValues& options) {
                           options.info().name));
 }
 
-/// KIVI's schedule (docs/arithmetic.md, "Windows"): keys leave a window of R rows R at a time,
+/// KIVI's schedule (docs/formulas.md, "Windows"): keys leave a window of R rows R at a time,
 /// values one by one.
 inline FlushRule kivi_key_flush(int residual, int tail_keep) {
   return {.prompt_unit = residual,

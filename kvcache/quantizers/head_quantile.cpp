@@ -11,7 +11,7 @@ constexpr double kGaussianTails[9] = {0,       0.2,     0.0676,  0.0201, 0.00597
 
 /// Visual keys and values with one range per head, between two quantiles of their values. Source:
 /// "From 16-Bit to 1-Bit: Visual KV Cache Quantization", sections 3.3-3.4, eqs. 3-9
-/// (docs/arithmetic.md, "head_quantile"). Departures: unless it is given, or in a profile of this
+/// (docs/formulas.md, "head_quantile"). Departures: unless it is given, or in a profile of this
 /// width, alpha at more than 1 bit is that of kGaussianTails, because 0.2 clips so much that 8 bits
 /// are no better than 1 (profile=paper: 0, the paper's quantiles are for 1 bit). Rounds to nearest
 /// (the paper floors, which leaves most codes 0: round=floor), a range per sequence, alpha 0.2 (the

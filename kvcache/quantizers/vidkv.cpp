@@ -19,7 +19,7 @@ constexpr size_t kMaxHeadDim = 1024;
 constexpr double kOutlier = 3;
 
 /// The real Fourier transform of n numbers as n x n matrices, in Hermitian packing
-/// [Re_0, Re_1 .. Re_floor(n/2), Im_1 .. Im_ceil(n/2)-1] (docs/arithmetic.md, "Spectrum"): that of
+/// [Re_0, Re_1 .. Re_floor(n/2), Im_1 .. Im_ceil(n/2)-1] (docs/formulas.md, "Spectrum"): that of
 /// keys, the one of queries that keeps dot products, and the inverse. n is at most head_dim, so a
 /// product with a table is quick, exact for any n, and the same on every device.
 void add_hermitian(size_t n, KeyBasis& basis) {
@@ -51,7 +51,7 @@ int anomalous_channels(double bits, int head_dim) {
 
 /// Keys with the widest channels at 2 bits and the signs of the spectrum of the others at 1 bit;
 /// values ternary per channel, those of protected visual rows at 2 bits. Source: VidKV sections
-/// 4.2-4.3, eqs. 4-7, algs. 1-3 (docs/arithmetic.md, "VidKV"). Departures: spectra in Hermitian
+/// 4.2-4.3, eqs. 4-7, algs. 1-3 (docs/formulas.md, "VidKV"). Departures: spectra in Hermitian
 /// packing, so that a 1-bit channel takes 1 bit (the published code stores 4); signs stand for +S
 /// and -S (onebit=sym; the paper's S and 0 halve every amplitude); ternary values are scaled
 /// (scale=mean; the code forgets to); a flush packs new rows only (flush=append; packing again
@@ -250,7 +250,7 @@ void VidKv::order_channels(const ChannelNumbers& hardness, HeadFacts& head) cons
 }
 
 /// Hard are the channels with the widest range over all rows, and over all heads unless each has
-/// its own mask (docs/arithmetic.md, "Mixed channels").
+/// its own mask (docs/formulas.md, "Mixed channels").
 void VidKv::learn(std::span<const float> low, std::span<const float> high,
                   std::span<HeadFacts> facts) const {
   const auto dim = static_cast<size_t>(dim_);
@@ -314,7 +314,7 @@ VidKv::ChannelNumbers VidKv::hardness(std::span<const float* const> keys, int ro
 }
 
 /// Mean dot product of each visual row with the text rows after the last picture
-/// (docs/arithmetic.md, "Protected tokens"), or a number drawn for each (protect_by=random).
+/// (docs/formulas.md, "Protected tokens"), or a number drawn for each (protect_by=random).
 std::vector<float> VidKv::protection_scores(ConstTensorView embeddings,
                                             std::span<const int16_t> modality) const {
   const auto rows = modality.size();

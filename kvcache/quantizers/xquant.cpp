@@ -9,16 +9,16 @@ namespace kvlm::quantizers {
 namespace {
 
 /// A threshold published for 32 layers, for another number of them: the nearest even layer, ties
-/// upward (docs/arithmetic.md, "XQuant").
+/// upward (docs/formulas.md, "XQuant").
 int scaled(int threshold, int layers) {
   return 2 * static_cast<int>((2 * threshold * layers + 64) / 128);
 }
 
 /// KIVI's layout with end levels moved inwards (eta) and groups of layers that share codes: by
 /// default an odd layer stores scales alone and reads the codes of the layer before. Source: XQuant
-/// sections 3.2-3.3 and 4.3, eqs. 4-13, algs. 1-2, table 5 (docs/arithmetic.md, "XQuant").
+/// sections 3.2-3.3 and 4.3, eqs. 4-13, algs. 1-2, table 5 (docs/formulas.md, "XQuant").
 /// Departures: none by default; its algorithms mix up some thresholds, which its code does not.
-/// Codes of two layers are never averaged (its section 3.3.3; docs/arithmetic.md, "Not built").
+/// Codes of two layers are never averaged (its section 3.3.3; docs/formulas.md, "Not built").
 class XQuant final : public PlannedQuantizer {
  public:
   XQuant(const OptionValues& options, const PolicyContext& context) {

@@ -17,7 +17,7 @@ namespace {
 
 /// Forgives the rounding of a product of two numbers where a whole one was meant.
 constexpr double kSlack = 1e-9;
-/// The same for a comparison with a budget, as docs/arithmetic.md, "Eviction", states it.
+/// The same for a comparison with a budget, as docs/formulas.md, "Eviction", states it.
 constexpr double kBudgetSlack = 1e-6;
 
 std::vector<double> summed(const PromptView& prompt, const Unit& unit, int kv_head, Score score) {
@@ -258,7 +258,7 @@ PlaceEviction PlaceEviction::from(const OptionValues& options, const PolicyConte
   if (name == "none") eviction.rule = Rule::kNone;
   if (name == "sliding") eviction.rule = Rule::kSliding;
   if (name == "step") eviction.rule = Rule::kStep;
-  // With a quantizer, so that what was packed stays (docs/arithmetic.md, "Windows").
+  // With a quantizer, so that what was packed stays (docs/formulas.md, "Windows").
   if (name == "window" || (name == "auto" && context.with_quantizer)) {
     eviction.rule = Rule::kWindow;
   } else if (name == "score" || name == "auto") {

@@ -22,7 +22,7 @@ std::vector<double> normalised(std::span<const double> scores);
 std::vector<double> head_mean(std::span<const double> scores, int kv_heads);
 
 /// The `kept` rows that stay, ascending: the first `sinks`, the last `last` and the best others,
-/// ties by the smaller index (docs/arithmetic.md, "Ranking"); scores are finite. Where protected
+/// ties by the smaller index (docs/formulas.md, "Ranking"); scores are finite. Where protected
 /// rows alone exceed `kept`, the newest go first to safety.
 std::vector<int32_t> keep_best(std::span<const double> scores, int kept, int sinks, int last);
 
@@ -81,7 +81,7 @@ enum class Score : uint8_t {
 };
 
 /// (n,) scores of a unit: each layer's mean over kv_heads, normalised to sum 1, summed over the
-/// unit's layers and normalised again (docs/arithmetic.md, "Scores").
+/// unit's layers and normalised again (docs/formulas.md, "Scores").
 std::vector<double> unit_scores(const PromptView& prompt, const Unit& unit,
                                 Score score = Score::kSums);
 /// The same of one kv_head.
@@ -114,13 +114,13 @@ std::vector<LayerSelection> keep_everything(const PromptView& prompt, bool per_h
 /// Most rows of a layer that drops nothing in decode.
 int growing_peak(int kept, int prompt_rows, int max_rows) noexcept;
 
-/// Eviction to a budget (docs/arithmetic.md, "Eviction"): after step t a layer of n rows holds n -
+/// Eviction to a budget (docs/formulas.md, "Eviction"): after step t a layer of n rows holds n -
 /// max(kept, (N + t)(1 - forget)) rows too many; if that is at least 1, exactly one goes.
 /// Departure: never below the rows kept when the prompt ended (clamped budgets would shrink again),
 /// and never a sink, which the fallback of a layer with few rows could hit [S].
 ///
 /// Which one, is the rule's. Published rules go by place alone; so they drop the end of the prompt,
-/// the question, among the first. Ours spare both ends of the prompt (docs/arithmetic.md,
+/// the question, among the first. Ours spare both ends of the prompt (docs/formulas.md,
 /// "Eviction").
 struct PlaceEviction {
   enum class Rule : uint8_t {

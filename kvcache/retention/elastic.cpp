@@ -30,12 +30,12 @@ constexpr std::array kOptions = {
 };
 
 /// Elastic Cache: the most attended rows are anchors, equally many in every layer, and every other
-/// row is averaged, key and value, into the anchor that is nearest by position (docs/arithmetic.md,
-/// "Merging"); decode evicts to the budget (docs/arithmetic.md, "Eviction").
+/// row is averaged, key and value, into the anchor that is nearest by position (docs/formulas.md,
+/// "Merging"); decode evicts to the budget (docs/formulas.md, "Eviction").
 ///
 /// Source: Liu et al. 2024, "Efficient Inference of Vision Instruction-Following Models with
 /// Elastic Cache", ECCV (arXiv 2407.18121), from descriptions of it; its published code,
-/// liuzuyan/ElasticCache [C]; docs/arithmetic.md, "Elastic". From the code, under profile=official:
+/// liuzuyan/ElasticCache [C]; docs/formulas.md, "Elastic". From the code, under profile=official:
 /// the score, a layer's attention summed over all rows and averaged over its heads; one sink and
 /// the last row kept, which no row is averaged into; means of an anchor and its rows, keys and
 /// values alike; in decode the row at a fixed place, 25 before the end of what the prompt left

@@ -58,7 +58,7 @@ constexpr std::array kOptions = {
 /// to the residual stream [P]; kvpress has the value's own, and so have we.
 ///
 /// Source: Devoto et al. 2025, "Expected Attention: KV Cache Compression by Estimating Attention
-/// from Future Queries Distribution" [P], as in NVIDIA/kvpress [K]; docs/arithmetic.md, "Expected
+/// from Future Queries Distribution" [P], as in NVIDIA/kvpress [K]; docs/formulas.md, "Expected
 /// Attention".
 class ExpectedAttention final : public ScoredRule {
  public:

@@ -33,7 +33,7 @@ constexpr std::array kOptions = {
 /// instead of the sum, no recent half, no eviction in decode. Departure: the prompt's last row
 /// stays here too, as every rule keeps it.
 ///
-/// Source: Zhang et al. 2023, "H2O: Heavy-Hitter Oracle" [G]; docs/arithmetic.md, "H2O".
+/// Source: Zhang et al. 2023, "H2O: Heavy-Hitter Oracle" [G]; docs/formulas.md, "H2O".
 class H2o final : public Retention {
  public:
   struct Settings {

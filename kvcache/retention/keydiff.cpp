@@ -19,7 +19,7 @@ constexpr std::array kOptions = {kKeep, kHeadShared, kOurSinks, kLast, kEvictIfA
 /// when the prompt has ended, and so do we.
 ///
 /// Source: Park et al. 2025, "KeyDiff: Key Similarity-Based KV Cache Eviction" [P], as in
-/// NVIDIA/kvpress [K]; docs/arithmetic.md, "KeyDiff".
+/// NVIDIA/kvpress [K]; docs/formulas.md, "KeyDiff".
 class KeyDiff final : public ScoredRule {
  public:
   using ScoredRule::ScoredRule;

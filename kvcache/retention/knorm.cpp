@@ -17,7 +17,7 @@ constexpr std::array kOptions = {kKeep, kHeadShared, kOurSinks, kLast, kEvictIfA
 /// every rule keeps). The paper leaves the first layers whole [G]; kvpress does not, nor do we.
 ///
 /// Source: Devoto et al. 2024, "A Simple and Effective L2 Norm-Based Strategy for KV Cache
-/// Compression", 3 [P], as in NVIDIA/kvpress [K]; docs/arithmetic.md, "Knorm".
+/// Compression", 3 [P], as in NVIDIA/kvpress [K]; docs/formulas.md, "Knorm".
 class Knorm final : public ScoredRule {
  public:
   using ScoredRule::ScoredRule;

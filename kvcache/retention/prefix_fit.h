@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-// The arithmetic of PrefixKV's budgets (docs/arithmetic.md, "PrefixKV" and "Profile"): pure
+// The arithmetic of PrefixKV's budgets (docs/formulas.md, "PrefixKV" and "Profile"): pure
 // functions of importance scores, used by the rules that split a budget between layers and by
 // `vlm-kv profile`.
 namespace kvlm {

@@ -72,7 +72,7 @@ struct Settings {
 /// soon as its own prompt has ended. mode=auto takes the profile if it is for this many layers and
 /// this keep, else fits. The last rows of the prompt stay, at most half of a layer's; the published
 /// rule, last=1, drops the question, to which the fewest rows attend. Decode evicts to the budget
-/// (docs/arithmetic.md, "Eviction") with the forget ratio of the profile, or 1 - m / N of the fit.
+/// (docs/formulas.md, "Eviction") with the forget ratio of the profile, or 1 - m / N of the fit.
 ///
 /// Departures from the published code, each an option: the fit is exact (fit=rescale: within 5
 /// rows, then scaled; its search is cut at 64 steps because it need not end), protected rows are
@@ -81,7 +81,7 @@ struct Settings {
 /// Merging is in the paper only (4.3, Table 12); that values follow the keys' assignment is [S].
 ///
 /// Source: Wang et al., "PrefixKV", 3.2-3.3, eq. 1, alg. 1 [P]; prefixkv.py [C];
-/// docs/arithmetic.md, "PrefixKV".
+/// docs/formulas.md, "PrefixKV".
 class PrefixKv final : public PlacedRule {
  public:
   PrefixKv(Settings settings, const PlaceEviction& eviction)

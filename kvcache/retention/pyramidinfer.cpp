@@ -77,7 +77,7 @@ constexpr std::array kOptions = {
 /// newest rows, as many as were recent, spared.
 ///
 /// Source: Yang et al. 2024, "PyramidInfer", 3 and algorithm 1, from descriptions of it; its
-/// published code, mutonix/pyramidinfer [C], for everything in numbers; docs/arithmetic.md,
+/// published code, mutonix/pyramidinfer [C], for everything in numbers; docs/formulas.md,
 /// "PyramidInfer". Departures:
 ///   - every row of the prompt passes through every layer, so that a prompt is exact here and takes
 ///     the memory of a prompt; there dropped rows are not computed in the layers behind, and

@@ -37,7 +37,7 @@ constexpr std::array kOptions = {
 /// the window are raised to it [S]. Nothing is evicted in decode unless asked for, as published
 /// in NVIDIA/kvpress; with it the forget ratio is 1 - m_l / N.
 ///
-/// Source: Cai et al. 2024, "PyramidKV" [G], as in NVIDIA/kvpress [K]; docs/arithmetic.md,
+/// Source: Cai et al. 2024, "PyramidKV" [G], as in NVIDIA/kvpress [K]; docs/formulas.md,
 /// "PyramidKV".
 class PyramidKv final : public WindowRule {
  public:

@@ -35,7 +35,7 @@ constexpr std::array kOptions = {
 /// request has the same answer in every batch and on every device, and another seed is another
 /// draw. Layers that share codes use the first one's.
 ///
-/// Source: our own baseline, in the spirit of NVIDIA/kvpress's RandomPress; docs/arithmetic.md,
+/// Source: our own baseline, in the spirit of NVIDIA/kvpress's RandomPress; docs/formulas.md,
 /// "Random".
 class Random final : public PlacedRule {
  public:

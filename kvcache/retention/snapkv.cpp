@@ -14,7 +14,7 @@ constexpr std::array kOptions = {kKeep, kWindow, kKernel, kHeadShared, kEvictIfA
 /// themselves: floor(r N), raised to the window [S: the reference truncates it]. Prompts that are
 /// no longer than the window stay whole. Nothing is evicted in decode unless asked for.
 ///
-/// Source: Li et al. 2024, "SnapKV" [G], as in NVIDIA/kvpress [K]; docs/arithmetic.md, "SnapKV".
+/// Source: Li et al. 2024, "SnapKV" [G], as in NVIDIA/kvpress [K]; docs/formulas.md, "SnapKV".
 class SnapKv final : public WindowRule {
  public:
   using WindowRule::WindowRule;

@@ -41,7 +41,7 @@ enum class Budget : uint8_t { kWindow, kProportional };
 /// sinks=1,budget=proportional [C, inferred].
 ///
 /// Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks", 3.2 [G];
-/// docs/arithmetic.md, "StreamingLLM".
+/// docs/formulas.md, "StreamingLLM".
 class Streaming final : public Retention {
  public:
   Streaming(double keep, int sinks, Budget budget, bool rerotate)

@@ -25,7 +25,7 @@ constexpr std::array kOptions = {
 /// in every step, the row goes that the new row looks at least, so that the cache stays at its
 /// size. At least sinks + 1 rows stay [S].
 ///
-/// Source: Oren et al. 2024, "Transformers are Multi-State RNNs" (TOVA) [G]; docs/arithmetic.md,
+/// Source: Oren et al. 2024, "Transformers are Multi-State RNNs" (TOVA) [G]; docs/formulas.md,
 /// "TOVA". Departures: sinks and last (profile=official: none but the prompt's last row), and the
 /// newest row, whose own weight counts as any other's in the paper, stay whatever their weights. A
 /// later prompt drops a row for each of its own by the weights of its last one. evict=none is

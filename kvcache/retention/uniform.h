@@ -10,9 +10,9 @@ namespace kvlm::retention {
 /// Keeps round(r N) rows of each layer, ties to even, but at least sinks + 2 [S]: the first
 /// `sinks`, the last `last` (at most half) and those that got most attention from the
 /// rows that can look at them, over all heads (score=sums: from all rows, as published). Decode
-/// evicts to the budget (docs/arithmetic.md, "Eviction") with the forget ratio 1 - r.
+/// evicts to the budget (docs/formulas.md, "Eviction") with the forget ratio 1 - r.
 ///
-/// Source: Wang et al., "PrefixKV", Table 4 [P]; docs/arithmetic.md, "Uniform".
+/// Source: Wang et al., "PrefixKV", Table 4 [P]; docs/formulas.md, "Uniform".
 class Uniform : public PlacedRule {
  public:
   Uniform(double keep, Score score, const PlaceEviction& eviction)

@@ -43,11 +43,11 @@ constexpr std::array kOptions = {
 /// largest, over what those rows see and all heads; a layer keeps (1 - g_l) / sum_k (1 - g_k) r L
 /// of its rows, 1 % to 100 %, then rows are added or taken one at a time, as in PrefixKV's fit,
 /// until the total is round(r L N). The newest ceil(recent m) rows stay, but for the sinks' places,
-/// the others by score. Decode evicts (docs/arithmetic.md, "Eviction"). At least sinks + 1 rows of
+/// the others by score. Decode evicts (docs/formulas.md, "Eviction"). At least sinks + 1 rows of
 /// a layer stay [S].
 ///
 /// Source: Tu et al. 2024, "VL-Cache", 3.2, eq. 1 and 2, algorithm 1, 5 (arXiv 2410.23317), through
-/// descriptions of it that quote them; docs/arithmetic.md, "VL-Cache". No code was published:
+/// descriptions of it that quote them; docs/formulas.md, "VL-Cache". No code was published:
 /// profile=official is the paper's. From the paper are scores, threshold, sparsity by head and its
 /// mean, budgets, both clips, the recent tenth, scores by head. Departures:
 ///   - heads share their rows and decode evicts, unless profile=paper: the paper chooses once, and

@@ -217,7 +217,7 @@ TEST(ColumnSums, CountSmallEntriesOfPeakedRows) {
 }
 
 TEST(ColumnSums, SumTheRowsOfTheWorkedExample) {
-  // Rows [1], [.25, .75], [.2, .3, .5] of one head, as scores of one channel (docs/arithmetic.md,
+  // Rows [1], [.25, .75], [.2, .3, .5] of one head, as scores of one channel (docs/formulas.md,
   // "Worked examples").
   ThreadPool pool(1);
   Stream stream(pool);

@@ -170,7 +170,7 @@ TEST(Pack, HalvesArePackedAsFloats) {
   }
 }
 
-TEST(Pack, RoundsToNearestEvenOrDown) {  // docs/arithmetic.md, "Worked examples"
+TEST(Pack, RoundsToNearestEvenOrDown) {  // docs/formulas.md, "Worked examples"
   const std::vector<float> x{0, 0.5f, 1.5f, 2.5f, 3};
   EXPECT_THAT(packed(one_group(2, 5), {rule()}, x).integers(), ElementsAre(0, 0, 2, 2, 3));
   EXPECT_THAT(packed(one_group(2, 5), {rule(Rounding::kFloor)}, x).integers(),
@@ -181,7 +181,7 @@ TEST(Pack, RoundsToNearestEvenOrDown) {  // docs/arithmetic.md, "Worked examples
               ElementsAre(0, 0, 0, 0, 1));
 }
 
-TEST(Pack, KiviGroupOfTheWorkedExamples) {  // docs/arithmetic.md, "Worked examples"
+TEST(Pack, KiviGroupOfTheWorkedExamples) {  // docs/formulas.md, "Worked examples"
   const std::vector<float> x{-1, -0.2f, 0.3f, 2};
   const Block nearest = packed(one_group(2, 4), {rule()}, x);
   EXPECT_THAT(nearest.integers(), ElementsAre(0, 1, 1, 3));
@@ -192,7 +192,7 @@ TEST(Pack, KiviGroupOfTheWorkedExamples) {  // docs/arithmetic.md, "Worked examp
   EXPECT_THAT(floor.unpacked(), ElementsAre(-1, -1, 0, 2));
 }
 
-TEST(Pack, HeadQuantilesOfTheWorkedExamples) {  // docs/arithmetic.md, "Worked examples"
+TEST(Pack, HeadQuantilesOfTheWorkedExamples) {  // docs/formulas.md, "Worked examples"
   std::vector<float> x(11);
   std::iota(x.begin(), x.end(), 0.0f);
   PackedFormat format = one_group(1, 11);
@@ -219,7 +219,7 @@ TEST(Pack, HeadQuantilesOfTheWorkedExamples) {  // docs/arithmetic.md, "Worked e
   EXPECT_THAT(block.scale(), ElementsAre(FloatNear(8, 1e-5f)));
 }
 
-TEST(Pack, GaussianErrorsOfHeadQuantiles) {  // docs/arithmetic.md, "Worked examples"
+TEST(Pack, GaussianErrorsOfHeadQuantiles) {  // docs/formulas.md, "Worked examples"
   const std::vector<float> x = normal(1 << 20);
   PackedFormat format = one_group(1, 1024);
   format.axis = ScaleAxis::kHead;
@@ -235,7 +235,7 @@ TEST(Pack, GaussianErrorsOfHeadQuantiles) {  // docs/arithmetic.md, "Worked exam
   }
 }
 
-TEST(Pack, CalibQuantKeysOfTheWorkedExamples) {  // docs/arithmetic.md, "Worked examples"
+TEST(Pack, CalibQuantKeysOfTheWorkedExamples) {  // docs/formulas.md, "Worked examples"
   const std::vector<float> keys{2, 0.2f, 1, -1, -2, 1, 3, 1, 0.5f, 0, 2.2f, 0.1f};
   const Block block = packed(channels(1, 4), {rule()}, keys);
   EXPECT_THAT(block.integers(), ElementsAre(1, 0, 0, 0, 0, 1, 1, 1, 1, 0, 1, 1));
@@ -247,7 +247,7 @@ TEST(Pack, CalibQuantKeysOfTheWorkedExamples) {  // docs/arithmetic.md, "Worked 
   EXPECT_THAT(kappa.zero(), ElementsAre(-1, 0, 0.5f, -0.5f));
 }
 
-TEST(Pack, MovesEndLevelsInwards) {  // docs/arithmetic.md, "Worked examples"
+TEST(Pack, MovesEndLevelsInwards) {  // docs/formulas.md, "Worked examples"
   const float sixth = 1.0f / 6;
   const Block one =
       packed(one_group(1, 4), {rule(Rounding::kNearestEven, 0, sixth)}, {0, 0.2f, 0.9f, 1});
@@ -265,7 +265,7 @@ TEST(Pack, MovesEndLevelsInwards) {  // docs/arithmetic.md, "Worked examples"
               Pointwise(FloatNear(1e-6f), {0.045f, 0.955f, 1.865f, 2.775f}));
 }
 
-/// docs/arithmetic.md, "Worked examples": 1/12 - eta/2 + Q eta^2, in steps.
+/// docs/formulas.md, "Worked examples": 1/12 - eta/2 + Q eta^2, in steps.
 TEST(Pack, UniformErrorOfCalibratedLevels) {
   const int n = 1 << 18;
   const double q[] = {0, 1, 11.0 / 3, 17};
@@ -291,7 +291,7 @@ PackedFormat trits(int n, CodeFormat code = CodeFormat::kTrit5) {
   return format;
 }
 
-TEST(Pack, TernaryGroupOfTheWorkedExamples) {  // docs/arithmetic.md, "Worked examples"
+TEST(Pack, TernaryGroupOfTheWorkedExamples) {  // docs/formulas.md, "Worked examples"
   const std::vector<float> v{0.1f, -0.9f, 0.5f, -0.3f, 1.2f, 0, -0.6f, 0.4f};
   struct Case {
     float gamma;
@@ -346,7 +346,7 @@ TEST(Pack, TernaryEdges) {  // exactly at the threshold is 0; nothing but zeros 
   EXPECT_THAT(zeros.scale(), ElementsAre(0, 0));
 }
 
-TEST(Pack, TernaryOfGaussians) {  // docs/arithmetic.md, "Worked examples"
+TEST(Pack, TernaryOfGaussians) {  // docs/formulas.md, "Worked examples"
   const std::vector<float> x = normal(1 << 20);
   PackRule ternary;
   ternary.rule = CodeRule::kTernary;
@@ -361,7 +361,7 @@ TEST(Pack, TernaryOfGaussians) {  // docs/arithmetic.md, "Worked examples"
   EXPECT_NEAR(mse(x, twn.unpacked()), 0.192, 0.002);
 }
 
-TEST(Pack, SignsOfTheWorkedExamples) {  // docs/arithmetic.md, "Worked examples"
+TEST(Pack, SignsOfTheWorkedExamples) {  // docs/formulas.md, "Worked examples"
   PackedFormat format;
   format.axis = ScaleAxis::kChannel;
   format.meta = DType::kF32;
@@ -386,7 +386,7 @@ TEST(Pack, SignsOfTheWorkedExamples) {  // docs/arithmetic.md, "Worked examples"
               ElementsAre(5.75f, 0, 0, 1, 0, 1.75f, 4.25f, -1));
 }
 
-/// Of the element's own group (docs/arithmetic.md, "Range"): s/2, and what f16 scales and zero
+/// Of the element's own group (docs/formulas.md, "Range"): s/2, and what f16 scales and zero
 /// points lose.
 TEST(Pack, ErrorsAreAtMostHalfAStep) {
   constexpr size_t kRows = 33;
@@ -433,7 +433,7 @@ TEST(Pack, ErrorsAreAtMostHalfAStep) {
   }
 }
 
-/// Codes come from the range as it is, not as f16 gives its ends back (docs/arithmetic.md,
+/// Codes come from the range as it is, not as f16 gives its ends back (docs/formulas.md,
 /// "Range").
 TEST(Pack, CodesAreMadeInTheExactRange) {
   // 1.0003 is 1 in f16. 0.5001 lies below the middle of 0 and 1.0003, and above that of 0 and 1.
@@ -461,7 +461,7 @@ TEST(Pack, EmptyRangesAndNan) {
   EXPECT_THAT(packed(one_group(8, 2), {rule()}, {0, tiny}).integers(), ElementsAre(0, 0));
 }
 
-TEST(Pack, BitsLieLowestFirst) {  // docs/arithmetic.md, "Layout of codes"
+TEST(Pack, BitsLieLowestFirst) {  // docs/formulas.md, "Layout of codes"
   uint8_t row[4];
   const uint8_t two[] = {3, 0, 1, 2};
   quantize::pack_row(row, CodeFormat::kBits2, two, 4);

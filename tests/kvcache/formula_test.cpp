@@ -24,7 +24,7 @@ CacheShape shape_of(int layers, int q_heads, int kv_heads, int head_dim) {
   return shape;
 }
 
-/// The two prompts of the table in docs/arithmetic.md, "Worked examples".
+/// The two prompts of the table in docs/formulas.md, "Worked examples".
 struct Prompt {
   CacheShape shape;
   LayerCounts counts;
@@ -93,7 +93,7 @@ TEST(ReferenceBytes, OfUniformRetention) {
 }
 
 TEST(Formula, SaysWhereTheBytesAre) {
-  // docs/arithmetic.md, "KIVI": N=300, R=128: 256 keys packed and 44 full, 172 values packed and
+  // docs/formulas.md, "KIVI": N=300, R=128: 256 keys packed and 44 full, 172 values packed and
   // 128 full.
   const CacheShape shape = shape_of(1, 4, 2, 64);
   const PartBytes bytes = layers_of("kivi", shape, {{300, 0, 0, 0}})[0];
@@ -121,7 +121,7 @@ TEST(Formula, FollowsTheFlushesOfDecode) {
   EXPECT_EQ(keys_packed(212), 512u);
   EXPECT_EQ(values_packed(0), 172u);
   EXPECT_EQ(values_packed(84), 256u);
-  // docs/arithmetic.md, "Worked examples": N=100 -> 96 packed, residual 4, first flush at the 124th
+  // docs/formulas.md, "Worked examples": N=100 -> 96 packed, residual 4, first flush at the 124th
   // token.
   const auto vidkv = [&](int steps) {
     return layers_of("vidkv", shape, {{100, 0, 0, steps}})[0].value_codes / 13;

@@ -580,7 +580,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "kivi,group=4,residual=8 + share=codes"),
     name_of_spec);
 
-/// bytes() is what the closed formulas (docs/arithmetic.md, "Stored bits") say, after the prompt
+/// bytes() is what the closed formulas (docs/formulas.md, "Stored bits") say, after the prompt
 /// and each of 300 steps.
 TEST(PolicyCacheTest, BytesEqualTheFormulaWhereNothingIsDropped) {
   for (const char* text :

@@ -7,7 +7,7 @@
 
 #include "tests/reference/quantize.h"
 
-// Independent: folding dropped rows into kept ones (docs/arithmetic.md, "Merging"), in double.
+// Independent: folding dropped rows into kept ones (docs/formulas.md, "Merging"), in double.
 namespace kvlm::reference {
 
 enum class Merge { kNone, kPosition, kFeature };

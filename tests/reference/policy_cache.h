@@ -214,7 +214,7 @@ class PolicySequence {
     rows_ += added_;
   }
 
-  /// The stored bytes of everything, counted slot by slot and block by block (docs/arithmetic.md,
+  /// The stored bytes of everything, counted slot by slot and block by block (docs/formulas.md,
   /// "Stored bits").
   size_t bytes() const {
     size_t sum = 0;
@@ -301,7 +301,7 @@ class PolicySequence {
   }
   size_t store_of(const Slot& slot) const { return split_ && slot.visual ? kVisual : kRest; }
 
-  /// Layers that share codes keep the same slots (docs/arithmetic.md, "Shared codes").
+  /// Layers that share codes keep the same slots (docs/formulas.md, "Shared codes").
   void tie_pairs() {
     bool shares = false;
     for (size_t l = 0; l < sharing_.keys.size(); ++l) {
@@ -768,7 +768,7 @@ class PolicySequence {
   }
 
   /// Of a KV head, or the mean of all KV heads that hold the same slots: those of a layer
-  /// (head_shared of docs/arithmetic.md, "H2O"), or of both layers of a pair ("Shared codes").
+  /// (head_shared of docs/formulas.md, "H2O"), or of both layers of a pair ("Shared codes").
   double slot_weight(int pair, size_t head, size_t i) const {
     if (rule_->per_head()) {
       return layers_[static_cast<size_t>(pair)].lanes[head].slots[i].weight;

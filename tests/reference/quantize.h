@@ -8,7 +8,7 @@
 
 #include "tests/reference/half.h"
 
-// Independent: codes, scales and zero points of a block of rows, written from docs/arithmetic.md,
+// Independent: codes, scales and zero points of a block of rows, written from docs/formulas.md,
 // "Codes", with codes as integers: nothing here knows of bits, bytes or kernels. Codes are made in
 // float where that page says f32, because a code is a rounding; means are in double.
 namespace kvlm::reference {
@@ -106,7 +106,7 @@ struct Group {
 };
 
 /// The value at place (n - 1) alpha of the sorted ones, between two of them in proportion: the
-/// place in f64, the proportion in f32 (docs/arithmetic.md, "head_quantile").
+/// place in f64, the proportion in f32 (docs/formulas.md, "head_quantile").
 inline float quantile(std::vector<float> x, float alpha) {
   std::sort(x.begin(), x.end());
   const double place = static_cast<double>(x.size() - 1) * static_cast<double>(alpha);

@@ -15,7 +15,7 @@
 #include "tests/reference/merge.h"
 
 // Independent: which rows a prompt leaves and which slot a step drops, written from
-// docs/arithmetic.md, "Importance" and "Retention" and "Shared codes", by sorting and counting, in
+// docs/formulas.md, "Importance" and "Retention" and "Shared codes", by sorting and counting, in
 // double. Not independent: the values of options are read from the parser's tables (OptionValues).
 // Options that no life in tests/kvcache/feeder.h uses are refused.
 namespace kvlm::reference {
@@ -172,7 +172,7 @@ inline std::vector<double> in_proportion(std::vector<double> scores) {
   return scores;
 }
 
-/// Budgets of PrefixKV and VL-Cache (docs/arithmetic.md, "PrefixKV"): rows are added one at a time
+/// Budgets of PrefixKV and VL-Cache (docs/formulas.md, "PrefixKV"): rows are added one at a time
 /// to the layer that has the smallest share of its attention, and taken from the one that has the
 /// largest.
 class Budgets {
@@ -417,7 +417,7 @@ class Rule {
     return least < 0 ? std::min(sinks_, n - 2) : least;
   }
 
-  /// Eviction that spares both ends of the prompt (docs/arithmetic.md, "Eviction").
+  /// Eviction that spares both ends of the prompt (docs/formulas.md, "Eviction").
   int spared(int n, int kept, const std::vector<double>& scores) const {
     const auto prompt = static_cast<int>(scores.size());
     std::vector<int> free;  // of the prompt, neither sinks nor tail
@@ -436,7 +436,7 @@ class Rule {
     return free.empty() ? std::min(sinks_, n - 2) : free.back();
   }
 
-  /// docs/arithmetic.md, "Random": what splitmix64 gives after `state`.
+  /// docs/formulas.md, "Random": what splitmix64 gives after `state`.
   static uint64_t mix(uint64_t state) {
     uint64_t z = state + UINT64_C(0x9e3779b97f4a7c15);
     z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -611,7 +611,7 @@ class Rule {
     return rows;
   }
 
-  /// PyramidInfer's rows of every layer (docs/arithmetic.md, "PyramidInfer").
+  /// PyramidInfer's rows of every layer (docs/formulas.md, "PyramidInfer").
   std::vector<int> pyramid(size_t layers, int n) const {
     const int recent = recent_rows(n);
     const int all = n - recent;
@@ -643,7 +643,7 @@ class Rule {
     return std::max(static_cast<int>(std::floor(keep_ * tokens + 1e-9)), sinks_ + 1);
   }
 
-  /// PyramidKV's rows of a layer (docs/arithmetic.md, "PyramidKV").
+  /// PyramidKV's rows of a layer (docs/formulas.md, "PyramidKV").
   int on_the_line(size_t layer, size_t layers, int n) const {
     const double mean = keep_ * n;
     double most = 2 * mean - mean / beta_;
@@ -656,7 +656,7 @@ class Rule {
                                                       static_cast<double>(layers - 1)));
   }
 
-  /// VL-Cache's rows before they are brought to the total (docs/arithmetic.md, "VL-Cache").
+  /// VL-Cache's rows before they are brought to the total (docs/formulas.md, "VL-Cache").
   std::vector<int> by_density(const std::vector<LayerScores>& layers,
                               const std::vector<std::vector<size_t>>& units, int n) const {
     double all = 0;

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-// rotate=hadamard (docs/arithmetic.md, "Rotation"), by the recursion that defines Sylvester's
+// rotate=hadamard (docs/formulas.md, "Rotation"), by the recursion that defines Sylvester's
 // matrices. Not independent in one point: numbers are floats and each level is added after the one
 // below it, as in kernels/hadamard.h, because what is stored is rounded and coded.
 namespace kvlm::reference {

@@ -13,7 +13,7 @@
 #include "tests/reference/quantize.h"
 #include "tests/reference/vidkv.h"
 
-// What the words of a quantizer mean in numbers, written from docs/arithmetic.md, "Quantizers":
+// What the words of a quantizer mean in numbers, written from docs/formulas.md, "Quantizers":
 // widths, axes, shrunk ranges, windows, thresholds of layers. Not independent: the values of
 // options and their defaults are read from the tables that the parser has (OptionValues), because
 // most of them stand nowhere else.
@@ -69,7 +69,7 @@ inline Scheme affine_scheme(Axis axis, int bits, size_t group, size_t dim, bool 
   return scheme;
 }
 
-/// KIVI's windows (docs/arithmetic.md, "KIVI" and "Windows"): keys go R at a time, values one at a
+/// KIVI's windows (docs/formulas.md, "KIVI" and "Windows"): keys go R at a time, values one at a
 /// time.
 inline void set_windows(int residual, int tail, Packer& packer) {
   packer.keys.unit = packer.keys.rows = residual;

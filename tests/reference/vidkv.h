@@ -9,7 +9,7 @@
 
 #include "tests/reference/quantize.h"
 
-// Independent: what VidKV does beside packing (docs/arithmetic.md, "VidKV"): which channels are
+// Independent: what VidKV does beside packing (docs/formulas.md, "VidKV"): which channels are
 // packed finer, the spectrum of the others, which rows are protected. Not independent in one point:
 // the spectrum's sums are in float and in the order of kernels/key_basis.h, because the real parts
 // of spectra that were packed before (onebit=zero_mean) are exactly 0 but for rounding, and their

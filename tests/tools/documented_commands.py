@@ -15,7 +15,7 @@ STARTS = re.compile(
 
 def documents(root):
     """The pages that a reader is sent to."""
-    return [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").glob("*.md")),
+    return [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md")),
             *sorted((root / "tools").glob("*/README.md")), *sorted((root / "tests").glob("*/README.md"))]
 
 

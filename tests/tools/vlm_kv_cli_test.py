@@ -171,7 +171,7 @@ class VlmKv(unittest.TestCase):
                 self.assertEqual(again, shown, "the canonical text says the same")
 
     def test_explain_knows_published_sizes(self):
-        """docs/arithmetic.md, "Worked examples": the bytes of prompt A."""
+        """docs/formulas.md, "Worked examples": the bytes of prompt A."""
         for spec, size, nominal in (("f16", 327155712, 16), ("kivi", 112459776, 2),
                                     ("calibquant", 45088768, 1), ("xquant", 102285312, 1.375),
                                     ("vidkv", 51970560, 1.54), ("uniform", 163577856, 8)):

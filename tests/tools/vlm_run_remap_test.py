@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What vlm-run --json says of CalibQuant's remap: how often its slope was clamped
-(docs/arithmetic.md, "Guarded remap").
+(docs/formulas.md, "Guarded remap").
 
 KVLM_BUILD is the build folder.
 """

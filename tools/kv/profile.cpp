@@ -25,7 +25,7 @@
 #include "tools/kv/fidelity_meter.h"
 #include "vision/image.h"
 
-// `vlm-kv profile`: fits to one model what papers leave to a search (docs/arithmetic.md, "Profile")
+// `vlm-kv profile`: fits to one model what papers leave to a search (docs/formulas.md, "Profile")
 // and writes the file for --kv-profile. Budgets come from the scores of prompts that keep every
 // row; the other values are tried one after the other, and the one whose forced text stays closest
 // to plain rows wins.
@@ -92,7 +92,7 @@ class Profiler {
   Profiler(const ProfileOptions& options, Session& session, std::vector<ForcedRecord> records)
       : options_(options), session_(session), records_(std::move(records)) {}
 
-  /// PrefixKV's forget ratios (docs/arithmetic.md, "Profile") and the Gini coefficients of its
+  /// PrefixKV's forget ratios (docs/formulas.md, "Profile") and the Gini coefficients of its
   /// scores, of every layer, averaged over the records.
   void fit_budgets(PolicyProfile& profile) {
     Model& model = session_.model();
@@ -180,7 +180,7 @@ class Profiler {
   std::vector<ForcedRecord> records_;
 };
 
-// docs/arithmetic.md, "Profile", lists the candidates.
+// docs/formulas.md, "Profile", lists the candidates.
 constexpr double kAlphas[] = {0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25};  // at 1 bit
 constexpr double kAlphaFactors[] = {0, 0.25, 0.5, 1, 2, 4};          // of the default, at more
 constexpr double kEta1[] = {0, 1.0 / 6, 0.25, 2.0 / 6};

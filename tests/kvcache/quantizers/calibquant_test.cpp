@@ -34,7 +34,7 @@ std::vector<float> levels(const std::string& spec, KvSide side) {
   return {y[0], y[1]};
 }
 
-/// docs/arithmetic.md, "CalibQuant", "Shrink"; metadata is f16.
+/// docs/formulas.md, "CalibQuant", "Shrink"; metadata is f16.
 TEST(CalibQuant, LevelsOfEveryShrink) {
   const auto are = [](float low, float high) {
     return ElementsAre(FloatNear(low, 1e-3f), FloatNear(high, 2e-3f));
@@ -51,7 +51,7 @@ TEST(CalibQuant, LevelsOfEveryShrink) {
   EXPECT_THAT(levels("calibquant,profile=paper,tau=0:3", KvSide::kValues), are(1, 3));
 }
 
-TEST(CalibQuant, RemapsOfItsProfiles) {  // docs/arithmetic.md, "Remap"
+TEST(CalibQuant, RemapsOfItsProfiles) {  // docs/formulas.md, "Remap"
   const auto standard = quantizer("calibquant", kShape);
   EXPECT_TRUE(standard->visual_only());
   ASSERT_NE(standard->remap(0), nullptr);

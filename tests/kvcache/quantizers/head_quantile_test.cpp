@@ -53,7 +53,7 @@ double best_tail(int bits) {
 }
 
 /// Above 1 bit, unless alpha is written, the share beyond either end is the Gaussian optimum; at 1
-/// bit it is 0.2, near the optimum 0.2125 (docs/arithmetic.md, "head_quantile").
+/// bit it is 0.2, near the optimum 0.2125 (docs/formulas.md, "head_quantile").
 TEST(HeadQuantile, TailsAreTheGaussianOptimum) {
   const auto alpha = [](const std::string& spec) {
     return static_cast<double>(quantizer(spec, kShape)->packing(KvSide::kKeys, 0).rules[0].alpha);

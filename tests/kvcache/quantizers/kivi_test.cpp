@@ -13,7 +13,7 @@ using test::shape_of;
 
 const CacheShape kShape = shape_of(32, 2, 128);
 
-/// docs/arithmetic.md, "KIVI": N = 300, R = 128.
+/// docs/formulas.md, "KIVI": N = 300, R = 128.
 TEST(Kivi, WatermarksOfTheWorkedExample) {
   const auto kivi = quantizer("kivi", kShape);
   const FlushRule& keys = kivi->packing(KvSide::kKeys, 0).flush;
@@ -31,7 +31,7 @@ TEST(Kivi, WatermarksOfTheWorkedExample) {
   }
 }
 
-TEST(Kivi, KeepsATailForEvictionBesideRetention) {  // docs/arithmetic.md, "Windows"
+TEST(Kivi, KeepsATailForEvictionBesideRetention) {  // docs/formulas.md, "Windows"
   const auto plan = plan_cache(parse_spec("prefixkv,keep=0.5 + kivi"), kShape);
   const Quantizer& quantizer = *plan->packers[0].quantizer;
   const FlushRule& keys = quantizer.packing(KvSide::kKeys, 0).flush;

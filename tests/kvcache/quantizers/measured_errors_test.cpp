@@ -128,7 +128,7 @@ TEST(MeasuredErrors, XQuantOnNormalGroups) {  // groups of 32
   EXPECT_NEAR(error(two + "0.09"), 0.134, 0.002);
 }
 
-/// docs/arithmetic.md, "Worked examples": 1/12 - eta/2 + Q eta^2.
+/// docs/formulas.md, "Worked examples": 1/12 - eta/2 + Q eta^2.
 TEST(MeasuredErrors, XQuantOnUniformNumbers) {
   struct Width {
     int bits;
@@ -170,7 +170,7 @@ TEST(MeasuredErrors, XQuantCodesDoNotKnowScale) {  // layer l = a * (layer l-1)
   EXPECT_EQ(through(packing, scaled, kChannels, 32), expected);
 }
 
-TEST(MeasuredErrors, TernaryValuesOfAnyScale) {  // docs/arithmetic.md, "Worked examples"
+TEST(MeasuredErrors, TernaryValuesOfAnyScale) {  // docs/formulas.md, "Worked examples"
   constexpr int kChannels = 64;
   const CacheShape shape = shape_of(1, 1, kChannels);
   const auto relative = [&](const char* spec, float sigma) {
@@ -189,7 +189,7 @@ TEST(MeasuredErrors, TernaryValuesOfAnyScale) {  // docs/arithmetic.md, "Worked 
   }
 }
 
-TEST(MeasuredErrors, OneBitKeysOnNormalGroups) {  // docs/arithmetic.md, "Spectrum"
+TEST(MeasuredErrors, OneBitKeysOnNormalGroups) {  // docs/formulas.md, "Spectrum"
   constexpr int kChannels = 64;
   const CacheShape shape = shape_of(1, 1, kChannels);
   const std::vector<float> x = normal(size_t{4096} * kChannels, 7);
@@ -224,7 +224,7 @@ std::vector<std::pair<double, double>> passes(const char* spec) {
   return errors;
 }
 
-TEST(MeasuredErrors, PackingSpectraAgain) {  // docs/arithmetic.md, "Flush"
+TEST(MeasuredErrors, PackingSpectraAgain) {  // docs/formulas.md, "Flush"
   const auto zero_mean = passes("vidkv,key_bits=1,onebit=zero_mean,meta=f32");
   // The published code's arithmetic on such blocks gives .606 and .65 at once, and worse from
   // there on.
@@ -239,7 +239,7 @@ TEST(MeasuredErrors, PackingSpectraAgain) {  // docs/arithmetic.md, "Flush"
   EXPECT_NEAR(sym[2].first, sym[0].first, 1e-3);
 }
 
-TEST(MeasuredErrors, PackingTernaryValuesAgain) {  // docs/arithmetic.md, "Flush"
+TEST(MeasuredErrors, PackingTernaryValuesAgain) {  // docs/formulas.md, "Flush"
   constexpr int kChannels = 64;
   const CacheShape shape = shape_of(1, 1, kChannels);
   const std::vector<float> x = normal(size_t{kMany} * kChannels, 9);

@@ -33,7 +33,7 @@ HeadFacts in_order(int head_dim) {
   return facts;
 }
 
-TEST(VidKvKeys, WidthsAreExactFractions) {  // docs/arithmetic.md, "Mixed channels"
+TEST(VidKvKeys, WidthsAreExactFractions) {  // docs/formulas.md, "Mixed channels"
   const auto anomalous = [](const char* bits, int head_dim) {
     const auto made = quantizer(fmt::format("vidkv,key_bits={}", bits), shape_of(1, 1, head_dim));
     const PackedFormat& format = made->packing(KvSide::kKeys, 0).format;
@@ -48,7 +48,7 @@ TEST(VidKvKeys, WidthsAreExactFractions) {  // docs/arithmetic.md, "Mixed channe
   EXPECT_EQ(anomalous("1.01", 16), 16);
 }
 
-TEST(VidKvKeys, TheWidestChannelsComeFirst) {  // docs/arithmetic.md, "Worked examples"
+TEST(VidKvKeys, TheWidestChannelsComeFirst) {  // docs/formulas.md, "Worked examples"
   const auto made = quantizer("vidkv", shape_of(1, 1, 8));
   // Channels start at different places: neither the largest numbers nor the largest magnitudes are
   // in the widest channels.
@@ -129,7 +129,7 @@ TEST(VidKvKeys, SpectraWhereAlgorithm3HasThem) {
   EXPECT_TRUE(has_spectrum("vidkv,key_bits=1.25"));
 }
 
-TEST(VidKvKeys, SpectrumOfTheWorkedExample) {  // docs/arithmetic.md, "Worked examples"
+TEST(VidKvKeys, SpectrumOfTheWorkedExample) {  // docs/formulas.md, "Worked examples"
   const auto made = quantizer("vidkv,key_bits=1", shape_of(1, 1, 4));
   const std::vector<float> x{1, 2, 3, 4};
   std::vector<float> spectrum(4);
@@ -181,7 +181,7 @@ std::vector<float> through(const Quantizer& made, const std::vector<float>& rows
   return out;
 }
 
-TEST(VidKvKeys, SignsOfTheWorkedExample) {  // docs/arithmetic.md, "Worked examples"
+TEST(VidKvKeys, SignsOfTheWorkedExample) {  // docs/formulas.md, "Worked examples"
   const CacheShape shape = shape_of(1, 1, 4);
   const std::vector<float> rows{1, 2, 3, 4, 2, -1, 0.5f, -3};
   const auto sym = quantizer("vidkv,key_bits=1,group=2,residual=2", shape);
@@ -193,7 +193,7 @@ TEST(VidKvKeys, SignsOfTheWorkedExample) {  // docs/arithmetic.md, "Worked examp
                                            0.1875f, -1.5625f}));
 }
 
-/// docs/arithmetic.md, "Flush": sym is idempotent, zero_mean is not.
+/// docs/formulas.md, "Flush": sym is idempotent, zero_mean is not.
 TEST(VidKvKeys, PackingSignsAgainChangesNothing) {
   const CacheShape shape = shape_of(1, 1, 16);
   const std::vector<float> rows = normal(32 * 16, 3);
@@ -210,7 +210,7 @@ TEST(VidKvKeys, PackingSignsAgainChangesNothing) {
   EXPECT_GT(change / static_cast<double>(first.size()), 0.01);
 }
 
-/// docs/arithmetic.md, "Spectrum": onebit=zero_mean is half of sym, plus a constant of the group.
+/// docs/formulas.md, "Spectrum": onebit=zero_mean is half of sym, plus a constant of the group.
 TEST(VidKvKeys, HalfTheSignsAndAConstant) {
   const CacheShape shape = shape_of(1, 1, 25);
   const std::vector<float> rows = normal(32 * 25, 4);
@@ -221,7 +221,7 @@ TEST(VidKvKeys, HalfTheSignsAndAConstant) {
   }
 }
 
-TEST(VidKvFlush, OfTheWorkedExample) {  // docs/arithmetic.md, "Worked examples"
+TEST(VidKvFlush, OfTheWorkedExample) {  // docs/formulas.md, "Worked examples"
   const auto made = quantizer("vidkv", shape_of(1, 1, 64));
   for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
     const FlushRule& rule = made->packing(side, 0).flush;
@@ -235,7 +235,7 @@ TEST(VidKvFlush, OfTheWorkedExample) {  // docs/arithmetic.md, "Worked examples"
   EXPECT_TRUE(quantizer("vidkv,profile=official", shape_of(1, 1, 64))->repacks(KvSide::kValues));
 }
 
-TEST(VidKvProtection, CountsOfTheWorkedExamples) {  // docs/arithmetic.md, "Worked examples"
+TEST(VidKvProtection, CountsOfTheWorkedExamples) {  // docs/formulas.md, "Worked examples"
   const auto count = [](const char* spec, size_t visual) {
     const auto made = quantizer(spec, shape_of(1, 1, 64));
     std::vector<int16_t> modality(visual + 20, kTextRow);

@@ -17,7 +17,7 @@ std::string spec(int kq, int vq, int km, int vm) {
   return fmt::format("xquant,kq={},vq={},km={},vm={}", kq, vq, km, vm);
 }
 
-TEST(XQuant, NominalBitsCountSharedCodesOnce) {  // docs/arithmetic.md, "Nominal bits"
+TEST(XQuant, NominalBitsCountSharedCodesOnce) {  // docs/formulas.md, "Nominal bits"
   const CacheShape shape = shape_of(32, 1, 32);
   EXPECT_EQ(nominal(spec(30, 2, 32, 16), shape), 1.375);
   EXPECT_EQ(nominal(spec(28, 0, 32, 28), shape), 1.40625);
@@ -25,7 +25,7 @@ TEST(XQuant, NominalBitsCountSharedCodesOnce) {  // docs/arithmetic.md, "Nominal
   EXPECT_EQ(nominal(spec(32, 0, 32, 16), shape), 1.375);
 }
 
-TEST(XQuant, ThresholdsScaleWithTheLayers) {  // docs/arithmetic.md, "XQuant"
+TEST(XQuant, ThresholdsScaleWithTheLayers) {  // docs/formulas.md, "XQuant"
   EXPECT_EQ(nominal("xquant", shape_of(32, 1, 32)), 1.375);
   EXPECT_EQ(nominal("xquant", shape_of(24, 1, 32)),
             nominal(spec(22, 2, 24, 12), shape_of(24, 1, 32)));
@@ -60,7 +60,7 @@ TEST(XQuant, LevelsMoveByWidth) {
   EXPECT_FLOAT_EQ(half->packing(KvSide::kValues, 0).rules[0].eta, 0.25f);
 }
 
-TEST(XQuant, RefusesAPairOfTwoWidths) {  // docs/arithmetic.md, "XQuant"
+TEST(XQuant, RefusesAPairOfTwoWidths) {  // docs/formulas.md, "XQuant"
   EXPECT_THROW(quantizer(spec(3, 0, 0, 4), shape_of(4, 1, 32)), Error);
   EXPECT_THROW(quantizer(spec(4, 1, 4, 0), shape_of(4, 1, 32)), Error);
   EXPECT_NO_THROW(quantizer(spec(3, 0, 4, 4), shape_of(4, 1, 32)));  // nothing is shared

@@ -16,7 +16,7 @@ namespace {
 using kvlm::testing::Prompt;
 using ::testing::ElementsAre;
 
-// Column sums of rows [1], [.25, .75], [.2, .3, .5] (docs/arithmetic.md, "Worked examples").
+// Column sums of rows [1], [.25, .75], [.2, .3, .5] (docs/formulas.md, "Worked examples").
 const std::vector<double> kColumnSums = {1.45, 1.05, .5};
 
 TEST(KeepBest, IsByScoreThenByIndex) {
@@ -115,7 +115,7 @@ TEST(Units, SumNormalisedScores) {
   for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(scores[i], want[i], 1e-12);
 }
 
-/// Column sums of the rows [1], [.25 .75], [.2 .3 .5] (docs/arithmetic.md, "Worked examples"): by
+/// Column sums of the rows [1], [.25 .75], [.2 .3 .5] (docs/formulas.md, "Worked examples"): by
 /// means the ranking changes.
 TEST(Units, DivideByTheRowsThatSee) {
   const testing::Prompt prompt = testing::prompt_of({{1.45, 1.05, .5}});

@@ -26,7 +26,7 @@ std::vector<float> merged(const Retention& rule, const LayerSelection& selection
 }
 
 /// Anchors are the most attended rows, and every row is averaged into the nearest: an example of
-/// docs/arithmetic.md, "Worked examples", with importance that makes rows 0, 2 and 5 the anchors.
+/// docs/formulas.md, "Worked examples", with importance that makes rows 0, 2 and 5 the anchors.
 TEST(Elastic, AveragesRowsIntoTheNearestAnchor) {
   const auto rule = make_rule(retention::elastic, {{"keep", "0.5"}, {"sinks", "1"}, {"last", "1"}});
   const auto selection = testing::select(*rule, prompt_of({{3, 1, 5, 2, 0, 1}}))[0];

@@ -10,7 +10,7 @@ using namespace kvlm::testing;  // NOLINT(google-build-using-namespace)
 using ::testing::ElementsAre;
 
 TEST(H2o, KeepsHalfRecentHalfHeavyRows) {
-  // The 3 x 3 example of docs/arithmetic.md, "Worked examples", two of three rows kept: one recent,
+  // The 3 x 3 example of docs/formulas.md, "Worked examples", two of three rows kept: one recent,
   // one heavy.
   const Prompt prompt = prompt_of({{1.45, 1.05, .5}});
   const auto rule = make_rule(retention::h2o, {{"keep", "0.67"}});

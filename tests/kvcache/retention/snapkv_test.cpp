@@ -19,7 +19,7 @@ TEST(SnapKv, WatchesTheWindow) {
 }
 
 TEST(SnapKv, KeepsTheWindowAndThePooledBest) {
-  // Pooled over 5: .12 .16 .18 .18 .08 .08 (docs/arithmetic.md, "Worked examples"). The window's
+  // Pooled over 5: .12 .16 .18 .18 .08 .08 (docs/formulas.md, "Worked examples"). The window's
   // own sums do not spill over.
   const Prompt prompt = prompt_of({{.1, .5, 0, .2, .1, .1, 50, 60}});
   const auto rows = [&](const char* keep, const char* kernel) {
