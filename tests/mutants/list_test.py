@@ -2,6 +2,7 @@
 """The list of mutants fits the sources: every line that it changes stands there once, in a file that is
 there, and the tests that it names are built. (run.py builds and runs them; that takes long.)"""
 
+import csv
 import sys
 import tempfile
 import unittest
@@ -25,6 +26,13 @@ class List(unittest.TestCase):
                 for test in mutant["tests"]:
                     program, _ = run.program_and_filter(test)
                     self.assertIn(program, ("kernels_tests", "kvcache_tests", "llm_tests"))
+
+    def test_the_page_of_data_has_every_mutant(self):
+        with (run.ROOT / "docs/data/mutants.csv").open(encoding="utf-8", newline="") as file:
+            head, *rows = csv.reader(file)
+        self.assertEqual(head, run.COLUMNS)
+        self.assertEqual([row[:2] for row in rows], [[m["name"], m["file"]] for m in run.mutants()])
+        self.assertEqual([], [row[0] for row in rows if not row[2]])
 
     def test_a_mutant_is_taken_back(self):
         mutant = {**run.mutants()[0], "file": "source.cpp"}

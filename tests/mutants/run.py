@@ -2,13 +2,14 @@
 """Whether the tests notice wrong lines: applies every change of mutants.toml, one at a time, builds the
 tests that it names, runs them, puts the file back, and says which test failed.
 
-    python3 tests/mutants/run.py [--build build/release] [--only WORDS] [--markdown]
+    python3 tests/mutants/run.py [--build build/release] [--only WORDS] [--csv]
 
 Exits with 1 if a mutant survived. Refuses a tree with changes, so that what it puts back is what was
 committed. Standard library only; `ninja` and a configured build folder are needed.
 """
 
 import argparse
+import csv
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).with_name("mutants.toml")
+COLUMNS = ["mutant", "file", "noticed_by", "more"]  # of docs/data/mutants.csv
 TIMEOUT_S = 900  # of one build or test program: a mutant may loop
 
 
@@ -78,14 +80,13 @@ def failures(folder, test):
 
 
 def summary(names):
-    """A few tests by name, one for each suite, and how many there are."""
+    """A few tests by name, one for each suite, and how many more there are."""
     suites = {}
     for name in names:
         suite = name.split("/")[1 if name.count("/") > 1 else 0]
         suites.setdefault(suite.split(".")[0], name)
     shown = [re.sub(r"^[^/.]*/(?=.*/)", "", name) for name in suites.values()][:3]
-    more = len(names) - len(shown)
-    return ", ".join(f"`{name}`" for name in shown) + (f" and {more} more" if more > 0 else "")
+    return shown, len(names) - len(shown)
 
 
 def main():
@@ -93,7 +94,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=str(ROOT / "build/release"), help="build folder")
     parser.add_argument("--only", default="", help="mutants whose name or file holds these words")
-    parser.add_argument("--markdown", action="store_true", help="print the table of docs/testing.md")
+    parser.add_argument("--csv", action="store_true", help="print docs/data/mutants.csv")
     arguments = parser.parse_args()
     changed = subprocess.run(["git", "-C", ROOT, "status", "--porcelain", "--untracked-files=no"],
                              capture_output=True, text=True, check=True).stdout
@@ -116,8 +117,9 @@ def main():
     for program, wanted in filters.items():
         if names := failures(arguments.build, f"{program}:{':'.join(wanted)}"):
             sys.exit(f"run.py: {', '.join(names)} fail without a mutant")
-    if arguments.markdown:
-        print("| mutant | file | noticed by |\n|---|---|---|")
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    if arguments.csv:
+        table.writerow(COLUMNS)
     survived = 0
     for mutant in chosen:
         names = []
@@ -131,10 +133,12 @@ def main():
         finally:
             sys.stdout.flush()
         survived += not names
-        noticed = summary(names) or "**nothing**"
-        if arguments.markdown:
-            print(f'| {mutant["name"]} | `{mutant["file"]}` | {noticed} |', flush=True)
+        shown, more = summary(names)
+        if arguments.csv:
+            table.writerow([mutant["name"], mutant["file"], "; ".join(shown), more])
+            sys.stdout.flush()
         else:
+            noticed = ", ".join(shown) + (f" and {more} more" if more else "") or "nothing"
             print(f'{"killed  " if names else "SURVIVED"} {mutant["name"]}: {noticed}', flush=True)
     build(arguments.build, filters)
     sys.exit(1 if survived else 0)
