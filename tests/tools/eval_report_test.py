@@ -114,7 +114,7 @@ class Page(unittest.TestCase):
         made = made_page(two_settings() + other)
         section = made.split("## Scores: captions")[1].split("\n## ")[0]
         table = re.findall(r"^\|.*", section, re.M)
-        self.assertEqual(table[0], "| spec | full rows | 1: bits | 1: slots | 1: exact | 1: KL | 2: bits | 2: slots | 2: exact | 2: KL |")
+        self.assertEqual(table[0], "| spec | window | 1: bits | 1: facts | 1: exact | 1: KL | 2: bits | 2: facts | 2: exact | 2: KL |")
         cells = {row.split(" | ")[0]: row.strip("| ").split(" | ")[1:] for row in table[2:]}
         specs = ("f16", "prefixkv,keep=0.5", "uniform,keep=0.5", "kivi,residual=32", "int4")
         self.assertEqual(list(cells), [f"| `{spec}`" for spec in specs])
@@ -145,11 +145,11 @@ class Page(unittest.TestCase):
             self.assertIn(words, made)
 
     def test_a_version_is_told_once_with_its_program_s_name(self):
-        versions = {"kvlm": "kvlm 0.1.0 (commit 1)", "python": "3.11.2"}
-        others = versions | {"kvlm": "kvlm 0.1.0 (commit 2)"}
+        versions = {"kvlm": "kvlm 0.2.0 (commit 1)", "python": "3.11.2"}
+        others = versions | {"kvlm": "kvlm 0.2.0 (commit 2)"}
         made = made_page([result("f16", GOOD, 16.0, versions=versions), result("kivi", BAD, 4.0, versions=others)])
-        self.assertIn("versions kvlm 0.1.0 (commit 1) and 0.1.0 (commit 2), python 3.11.2.", made)
-        self.assertIn("several versions of kvlm: 0.1.0 (commit 1); 0.1.0 (commit 2)", made)
+        self.assertIn("versions kvlm 0.2.0 (commit 1) and 0.2.0 (commit 2), python 3.11.2.", made)
+        self.assertIn("several versions of kvlm: 0.2.0 (commit 1); 0.2.0 (commit 2)", made)
 
     def test_a_long_command_is_whole(self):
         command = "coco.py " + " ".join(f"--kv kivi,bits={i}" for i in range(2000))
@@ -177,22 +177,22 @@ class Page(unittest.TestCase):
             "PrefixKV 4.3, table 4",
             "retention `prefixkv` or `uniform`",
             "8.00, 8.00: equal bytes",
-            "**holds**",
+            "**confirmed**",
             "exact 18 only the first, 0 only the second (p < 0.0001)",
         ):
             self.assertIn(words, row)
         self.assertNotIn(r"\*", row)
         self.assertIn(
-            "| PrefixKV is above uniform budgets, 0.5 of the rows | PrefixKV 4.3, table 4 | holds | - |", made
+            "| PrefixKV is above uniform budgets, 0.5 of the tokens | PrefixKV 4.3, table 4 | confirmed | - |", made
         )
         self.assertRegex(made, r"\d+ of \d+ claims are left out")
-        self.assertIn("by slots: 1 hold, 0 do not, 0 not decided", made)
+        self.assertIn("by facts: 1 confirmed, 0 contradicted, 0 inconclusive", made)
 
     def test_layers_are_told_with_their_records(self):
         made = made_page(two_settings())
-        self.assertIn("Over the forced text of the first 7 of them.", made)
+        self.assertIn("Over the teacher-forced text of the first 7 records.", made)
         made = made_page([captions("f16", GOOD, 16.0, layer_records=None)])
-        self.assertNotIn("Over the forced text", made)
+        self.assertNotIn("Over the teacher-forced text", made)
 
     def test_equal_bytes(self):
         made = made_page(two_settings())
@@ -214,7 +214,7 @@ class Page(unittest.TestCase):
         )
         for words in (
             "note: f16 is not among the specs",
-            "note: stored bits were not measured of (1)",
+            "note: stored bits of (1) were not measured",
             "Layers were not measured",
             "The number of objects is not known",
             "No claim has all its specs here",
@@ -322,10 +322,10 @@ class Script(unittest.TestCase):
         )
         told = json.loads((found / "report.json").read_text())
         self.assertEqual((told["resamples"], told["seed"], told["tolerance"]), (200, 1, 0.02))
-        self.assertEqual(told["settings"][0]["claims"][0]["verdict"], "holds")
+        self.assertEqual(told["settings"][0]["claims"][0]["verdict"], "confirmed")
         self.assertIsNone(told["settings"][1]["specs"][1]["stored_bits"])
         claims = list(csv.DictReader((found / "claims.csv").read_text().splitlines()))
-        self.assertEqual([(row["verdict"], row["one_factor"], row["n"]) for row in claims], [("holds", "True", "24")])
+        self.assertEqual([(row["verdict"], row["one_factor"], row["n"]) for row in claims], [("confirmed", "True", "24")])
 
     def test_pictures_of_an_earlier_report_go(self):
         out = self.folder / "out"
