@@ -77,8 +77,8 @@ constexpr std::array kOptions = {
 /// newest rows, as many as were recent, spared.
 ///
 /// Source: Yang et al. 2024, "PyramidInfer", 3 and algorithm 1, from descriptions of it; its
-/// published code, mutonix/pyramidinfer [C], for everything in numbers; docs/formulas.md,
-/// "PyramidInfer". Departures:
+/// published code, mutonix/pyramidinfer [C], for everything in numbers: the README and
+/// modeling_llama_legacy.py. docs/formulas.md, "PyramidInfer". Departures:
 ///   - every row of the prompt passes through every layer, so that a prompt is exact here and takes
 ///     the memory of a prompt; there dropped rows are not computed in the layers behind, and
 ///     observers attend only to what is left.
@@ -89,9 +89,11 @@ constexpr std::array kOptions = {
 ///   - recent rows are at most half of what is kept [S]; there they exceed it at small budgets.
 ///   - decode: algorithm 1 chooses again in every step by the recent rows' weighted attention, for
 ///     which their weights would have to be kept; here the new row's attention decides, one row a
-///     step. The code, as its README has it, leaves the rows of the prompt and thins generated rows
-///     that have left the recent fifth, 16 at a time, the more the deeper the layer. evict=none is
-///     that for answers shorter than a quarter of the prompt, of which no row leaves it.
+///     step. The code, in its README and legacy file, leaves the prompt's tokens and thins
+///     generated tokens that have left the recent fifth, 16 at a time, more in deeper layers.
+///     evict=none is that for answers shorter than a quarter of the prompt, of which no token
+///     leaves it. The current file, modeling_llama_pyramidinfer.py, also thins the prompt's tokens
+///     in 14 to 15 of 32 layers at the first generated token. Not built.
 class PyramidInfer final : public PlacedRule {
  public:
   struct Settings {

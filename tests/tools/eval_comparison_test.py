@@ -15,7 +15,7 @@ import comparison  # noqa: E402
 import factors  # noqa: E402
 import metrics  # noqa: E402
 from claims import Claim  # noqa: E402
-from comparison import DOES_NOT, HOLDS, NOT_DECIDED, Verdict, compare, decide  # noqa: E402
+from comparison import CONFIRMED, CONTRADICTED, INCONCLUSIVE, Verdict, compare, decide  # noqa: E402
 from errors import EvaluationError  # noqa: E402
 from groups import Estimate, Group, NotComparable  # noqa: E402
 from significance import Interval, McNemar  # noqa: E402
@@ -33,26 +33,26 @@ class Decide(unittest.TestCase):
     """By the interval of a - b and by what both store."""
 
     def test_at_equal_bytes_the_interval_decides(self):
-        for apart, word in ((ABOVE, HOLDS), (BELOW, DOES_NOT), (Interval(-0.1, 0.1), NOT_DECIDED)):
+        for apart, word in ((ABOVE, CONFIRMED), (BELOW, CONTRADICTED), (Interval(-0.1, 0.1), INCONCLUSIVE)):
             self.assertEqual(decide(apart, 4.0, 4.0).word, word)
 
     def test_an_interval_that_touches_0_decides_nothing(self):
         for apart in (Interval(0.0, 0.2), Interval(-0.2, 0.0), Interval(0.0, 0.0)):
-            self.assertEqual(decide(apart, 4.0, 4.0), Verdict(NOT_DECIDED, "the interval holds 0"))
+            self.assertEqual(decide(apart, 4.0, 4.0), Verdict(INCONCLUSIVE, "the interval contains 0"))
 
     def test_better_with_more_bytes_decides_nothing(self):
-        self.assertEqual(decide(ABOVE, 4.2, 4.0), Verdict(NOT_DECIDED, "the better one stores 5.0 % more bytes"))
-        self.assertEqual(decide(BELOW, 4.0, 4.2), Verdict(NOT_DECIDED, "the better one stores 5.0 % more bytes"))
-        self.assertEqual(decide(ABOVE, 4.08, 4.0), Verdict(HOLDS))  # the tolerance, 2 %
-        self.assertEqual(decide(ABOVE, 4.081, 4.0).word, NOT_DECIDED)
+        self.assertEqual(decide(ABOVE, 4.2, 4.0), Verdict(INCONCLUSIVE, "the better one stores 5.0 % more bytes"))
+        self.assertEqual(decide(BELOW, 4.0, 4.2), Verdict(INCONCLUSIVE, "the better one stores 5.0 % more bytes"))
+        self.assertEqual(decide(ABOVE, 4.08, 4.0), Verdict(CONFIRMED))  # the tolerance, 2 %
+        self.assertEqual(decide(ABOVE, 4.081, 4.0).word, INCONCLUSIVE)
 
     def test_better_with_fewer_bytes_is_better(self):
-        self.assertEqual(decide(ABOVE, 3.0, 4.0), Verdict(HOLDS, "the better one stores 25.0 % fewer bytes"))
-        self.assertEqual(decide(BELOW, 4.0, 3.0).word, DOES_NOT)
+        self.assertEqual(decide(ABOVE, 3.0, 4.0), Verdict(CONFIRMED, "the better one stores 25.0 % fewer bytes"))
+        self.assertEqual(decide(BELOW, 4.0, 3.0).word, CONTRADICTED)
 
     def test_what_was_not_measured_decides_nothing(self):
-        self.assertEqual(decide(ABOVE, None, 4.0), Verdict(NOT_DECIDED, "stored bits were not measured"))
-        self.assertEqual(decide(None, 4.0, 4.0), Verdict(NOT_DECIDED, "the score has no interval"))
+        self.assertEqual(decide(ABOVE, None, 4.0), Verdict(INCONCLUSIVE, "stored bits were not measured"))
+        self.assertEqual(decide(None, 4.0, 4.0), Verdict(INCONCLUSIVE, "the score has no interval"))
 
     def test_comparable_is_within_the_margin(self):
         def about(low, high, bits=4.0):
@@ -60,20 +60,20 @@ class Decide(unittest.TestCase):
 
         self.assertEqual(
             [about(-0.02, 0.02), about(-0.01, 0.03), about(0.03, 0.05), about(-0.05, -0.03)],
-            [HOLDS, NOT_DECIDED, DOES_NOT, DOES_NOT],
+            [CONFIRMED, INCONCLUSIVE, CONTRADICTED, CONTRADICTED],
         )
-        self.assertEqual(about(0.0, 0.0, bits=5.0), NOT_DECIDED)
+        self.assertEqual(about(0.0, 0.0, bits=5.0), INCONCLUSIVE)
 
     def test_draws_have_to_agree(self):
         holds, fewer, other = (
-            Verdict(HOLDS),
-            Verdict(HOLDS, "with 9.0 % fewer bytes"),
-            Verdict(NOT_DECIDED, "the interval holds 0"),
+            Verdict(CONFIRMED),
+            Verdict(CONFIRMED, "with 9.0 % fewer bytes"),
+            Verdict(INCONCLUSIVE, "the interval contains 0"),
         )
-        self.assertEqual(comparison.judge([holds, fewer]), Verdict(HOLDS, "with 9.0 % fewer bytes"))
+        self.assertEqual(comparison.judge([holds, fewer]), Verdict(CONFIRMED, "with 9.0 % fewer bytes"))
         self.assertEqual(
             comparison.judge([holds, other]),
-            Verdict(NOT_DECIDED, "against draw 0: holds; against draw 1: not decided: the interval holds 0"),
+            Verdict(INCONCLUSIVE, "against draw 0: confirmed; against draw 1: inconclusive: the interval contains 0"),
         )
 
 
@@ -201,7 +201,7 @@ class Scores(unittest.TestCase):
         made = group(*made.results)
         self.assertEqual((made.primary, made.has_interval("perplexity")), ("facts", True))
         weighed = compare(made, made.plain, made.find("int4"), CATALOGUE)
-        self.assertEqual((weighed.verdict, weighed.others), (Verdict(HOLDS), {}))
+        self.assertEqual((weighed.verdict, weighed.others), (Verdict(CONFIRMED), {}))
         self.assertIsNone(metrics.primary(["perplexity"]))
 
     def test_forced_text_of_too_few_records_has_no_interval(self):
@@ -250,7 +250,7 @@ class Compared(unittest.TestCase):
     def test_what_came_out_the_same_is_said_to_be(self):
         made = group(result("f16", GOOD), result("kivi", GOOD), result("kivi,bits=1", GOOD), result("int4", BAD))
         same = compare(made, made.find("kivi"), made.find("kivi,bits=1"), CATALOGUE)
-        self.assertEqual((same.verdict.word, same.verdict.reason), ("not decided", "nothing differs here, in no record"))
+        self.assertEqual((same.verdict.word, same.verdict.reason), ("inconclusive", "no record differs"))
         self.assertEqual(compare(made, made.find("kivi"), made.find("int4"), CATALOGUE).verdict.reason, "")
 
     def test_budgets_that_match_bytes_are_no_factor(self):
@@ -279,7 +279,7 @@ class Compared(unittest.TestCase):
         # ANLS for the first; exact: 0 against 24 of 24.
         made = group(result("kivi", GOOD, exact=[0] * 24), result("kivi,bits=1", BAD, exact=[1] * 24))
         found = compare(made, made.find("kivi"), made.find("kivi,bits=1"), CATALOGUE)
-        self.assertEqual(found.verdict, Verdict(NOT_DECIDED, "ANLS for it, exact the other way"))
+        self.assertEqual(found.verdict, Verdict(INCONCLUSIVE, "ANLS for it, exact the other way"))
         self.assertEqual(found.exact["exact"], McNemar(0, 24))
 
     def test_exactness_is_confirmed_by_its_own_test(self):
@@ -289,7 +289,7 @@ class Compared(unittest.TestCase):
         )
         found = compare(made, made.find("kivi"), made.find("kivi,bits=1"), CATALOGUE)
         self.assertEqual(found.difference.interval.side, 1)
-        self.assertEqual(found.verdict, Verdict(NOT_DECIDED, "McNemar's p is 0.062"))
+        self.assertEqual(found.verdict, Verdict(INCONCLUSIVE, "McNemar's p is 0.062"))
 
     def test_nothing_decides(self):
         made = group(result("kivi", GOOD, metric="BLEU-1", exact=None), result("f16", GOOD, metric="BLEU-1"))
@@ -300,15 +300,15 @@ class Compared(unittest.TestCase):
 
 @needs_numpy
 class Weighed(unittest.TestCase):
-    CHANCE = Claim("uniform is above chance", "paper", "uniform,keep=0.5", "random,keep=0.5", draws=2)
+    CHANCE = Claim("uniform is above the random baseline", "paper", "uniform,keep=0.5", "random,keep=0.5", draws=2)
 
     def test_chance_is_asked_twice(self):
         made = group(
             result("uniform,keep=0.5", GOOD), result("random,keep=0.5", BAD), result("random,keep=0.5,seed=1", GOOD)
         )
         found = comparison.weigh(made, self.CHANCE, CATALOGUE)
-        self.assertEqual([x.verdict.word for x in found.comparisons], [HOLDS, NOT_DECIDED])
-        self.assertEqual(found.verdict.word, NOT_DECIDED)
+        self.assertEqual([x.verdict.word for x in found.comparisons], [CONFIRMED, INCONCLUSIVE])
+        self.assertEqual(found.verdict.word, INCONCLUSIVE)
 
     def test_a_claim_without_its_specs_is_left_out(self):
         made = group(result("uniform,keep=0.5", GOOD), result("random,keep=0.5", BAD))
@@ -321,7 +321,7 @@ class Weighed(unittest.TestCase):
         made = [result("prefixkv,mode=profile", GOOD), result("prefixkv,mode=online", [x + 0.001 for x in GOOD])]
         self.assertIsNone(comparison.weigh(group(*made), claim, CATALOGUE))  # no f16 to take a share of
         found = comparison.weigh(group(*made, result("f16", GOOD, bits=16.0)), claim, CATALOGUE)
-        self.assertEqual(found.verdict, Verdict(HOLDS, "within 0.0182"))
+        self.assertEqual(found.verdict, Verdict(CONFIRMED, "within 0.0182"))
 
     def test_sets_of_equal_bytes(self):
         made = group(
@@ -370,14 +370,14 @@ class Claims(unittest.TestCase):
             {
                 claims.KEYS,
                 claims.PACK,
-                "CalibQuant is above KIVI on visual rows",
+                "CalibQuant is above KIVI on visual tokens",
                 "moved end levels help (eta)",
-                # The fitted etas of both sides are those of one profile.
+                # The calibrated etas of both sides are those of one profile.
                 "the first layer of a pair makes the codes best",
                 "pairs of layers beat larger groups",
                 "XQuant is above PyramidInfer",
                 "PrefixKV is above StreamingLLM (Local)",
-                "more rows at 4 bits beat fewer at 16",
+                "more tokens at 4 bits beat fewer at 16",
             },
         )
 
@@ -401,8 +401,9 @@ class Claims(unittest.TestCase):
             "PyramidKV",
             "TOVA (of the prompt)",
         }
+        RANDOM = " is above the random baseline"
         self.assertEqual(
-            {text.removesuffix(" is above chance") for text in texts if text.endswith("is above chance")}, rules
+            {text.removesuffix(RANDOM) for text in texts if text.endswith(RANDOM)}, rules
         )
         self.assertTrue(all(claim.draws == 2 for claim in claims.CLAIMS if claim.worse.startswith("random")))
 

@@ -83,7 +83,7 @@ class Data(EvalCase):
         documents = {"dataset_split": "test", "data": [{"questionId": 1, "question": "x", "image": "a.png"}]}
         for words, arguments in (
             (["no answers"], ["--annotations", self.write("test.json", documents)]),
-            (["--frames", "pictures"], ["--frames", 4]),
+            (["--frames", "images"], ["--frames", 4]),
             (["--budgets", "--rule"], ["--kv", "int4", "--budgets", "0.5"]),
             (["000000442786", "a.png", "--images"], ["--annotations", self.write("detail_1k.json", DETAIL)]),
         ):

@@ -92,9 +92,9 @@ class Data(unittest.TestCase):
 
     def test_every_picture_says_where_it_is_from(self):
         self.assertEqual(plot_data.origin([result("a"), result("b")]),
-                         "model tiny, data captions.jsonl: 6 records, 912 forced tokens a spec")
+                         "model tiny, data captions.jsonl: 6 records, 912 teacher-forced tokens a spec")
         mixed = [result("a"), {**result("b"), "records": 3, "tokens": 400}]
-        self.assertIn("6 to 3 records, 912 to 400 forced tokens", plot_data.origin(mixed))
+        self.assertIn("6 to 3 records, 912 to 400 teacher-forced tokens", plot_data.origin(mixed))
 
     def test_files_that_are_none(self):
         with tempfile.TemporaryDirectory(prefix="kvlm-plot-") as folder:

@@ -44,13 +44,13 @@ def _add_data(
     add("--out", type=Path, required=True, help="folder for answers, results and scores; of one command's settings")
     add("--annotations", type=Path, default=heldout, help=f"{annotations_help}; default: our own held-out set")
     add(*(f"--{name}" for name in pictures), dest="images", metavar="FOLDER", type=Path,
-        help=f"folder of the {' or '.join(pictures)}; default: where the data set has it, beside the annotations")
+        help=f"folder of the {' or '.join(pictures)}; default: where the data set has it, next to the annotations")
     add("--limit", type=at_least(1), default=limit,
         help="score the first records only" + (f" (default: {limit})" if limit else ""))
     add("--tune", type=at_least(0), default=0,
-        help="fit the policies' settings with vlm-kv profile on this many records from the end, which are never scored")
+        help="calibrate the policies' settings with vlm-kv profile on this many records from the end, which are never scored")
     add("--tune-on", type=Path, metavar="FILE",
-        help="fit them to the records of this file instead, to its first --tune if that is given; all of --annotations is scored")
+        help="calibrate on the records of this file instead, its first --tune if that is given; all of --annotations is scored")
     add("--fidelity", type=at_least(0), default=100,
         help="records over whose references KL, top-1 and stored bits are measured; 0 leaves them out (default: 100)")
 
@@ -59,7 +59,7 @@ def _add_run(made: argparse.ArgumentParser) -> None:
     """How the programs are run; nothing of it decides the answers but the device."""
     add = made.add_argument
     add("--device", default="auto", help="as vlm-run's --device")
-    add("--batch-size", type=at_least(1), default=8, help="as vlm-run's; at 1 decoding's speed is told (default: 8)")
+    add("--batch-size", type=at_least(1), default=8, help="as vlm-run's; decoding's speed is reported at 1 alone (default: 8)")
     add("--threads", type=at_least(0), default=0, help="as vlm-run's")
     add("--jobs", type=at_least(1), default=1, help="models and specs at a time (default: 1)")
     add("--shard", type=shard, metavar="I/N",

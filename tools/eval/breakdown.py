@@ -3,7 +3,7 @@
 The standard error of a mean over questions of which some share a video is the root of the sum over videos of (sum of the
 deviations of its questions)^2, over n: eq. 4 of Miller 2024, "Adding Error Bars to Evals", which is also lmms-eval's. The
 interval is 1.96 standard errors to either side, within 0 and 1. Where all videos score alike there is none: such a sample
-cannot tell how far off it is. The report's intervals of the whole split are bootstrapped over the same videos.
+does not show how far off it is. The report's intervals of the whole split are bootstrapped over the same videos.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from table import table
 def main() -> int:
     parser = arguments.parser(__doc__, "captions_heldout.json", "COCO's captions_<split>.json")
     parser.add_argument("--spice", action="store_true", help="SPICE too, which downloads its models on its first run")
-    parser.add_argument("--instances", type=Path, help="COCO's instances_<split>.json: objects per picture, for the report")
+    parser.add_argument("--instances", type=Path, help="COCO's instances_<split>.json: objects per image, for the report")
     options = parser.parse_args()
     task = pipeline.Task(files.read_captions, lambda split, name: f"captions_{split.name}_{name}_results.json",
                          files.caption_results, files.read_caption_results)  # fmt: skip

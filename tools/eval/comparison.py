@@ -1,4 +1,4 @@
-"""What of a comparison its interval carries.
+"""What the interval of a comparison decides.
 
 An ordering is decided at equal stored bytes, or along the frontier: what is better with no more bytes is better. What is
 better with more bytes decides nothing. Needs numpy.
@@ -18,12 +18,12 @@ from significance import Interval, McNemar
 TOLERANCE = 0.02  # of stored bits; within it two specs store the same
 ALPHA = 0.05  # of McNemar's test
 
-HOLDS, DOES_NOT, NOT_DECIDED = "holds", "does not", "not decided"
+CONFIRMED, CONTRADICTED, INCONCLUSIVE = "confirmed", "contradicted", "inconclusive"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """HOLDS, DOES_NOT or NOT_DECIDED, and why."""
+    """CONFIRMED, CONTRADICTED or INCONCLUSIVE, and why."""
 
     word: str
     reason: str = ""
@@ -48,35 +48,35 @@ def bytes_in_words(more: float | None) -> str:
 def decide(apart: Interval | None, bits_a: float | None, bits_b: float | None) -> Verdict:
     """Whether a is better than b, by the interval of a - b (positive: a is better) and what both store."""
     if apart is None:
-        return Verdict(NOT_DECIDED, "the score has no interval")
+        return Verdict(INCONCLUSIVE, "the score has no interval")
     more = excess(bits_a, bits_b) if apart.side >= 0 else excess(bits_b, bits_a)  # of the better one
     if more is None:
-        return Verdict(NOT_DECIDED, bytes_in_words(more))
+        return Verdict(INCONCLUSIVE, bytes_in_words(more))
     if apart.side == 0:
-        return Verdict(NOT_DECIDED, "the interval holds 0")
+        return Verdict(INCONCLUSIVE, "the interval contains 0")
     if more > TOLERANCE:
-        return Verdict(NOT_DECIDED, f"the better one stores {bytes_in_words(more)}")
+        return Verdict(INCONCLUSIVE, f"the better one stores {bytes_in_words(more)}")
     reason = "" if more >= -TOLERANCE else f"the better one stores {bytes_in_words(more)}"
-    return Verdict(HOLDS if apart.side > 0 else DOES_NOT, reason)
+    return Verdict(CONFIRMED if apart.side > 0 else CONTRADICTED, reason)
 
 
 def decide_comparable(apart: Interval | None, margin: float, bits_a: float | None, bits_b: float | None) -> Verdict:
     """Whether a and b are within `margin` of each other (in the score's unit), at equal bytes."""
     if apart is None:
-        return Verdict(NOT_DECIDED, "the score has no interval")
+        return Verdict(INCONCLUSIVE, "the score has no interval")
     more = excess(bits_a, bits_b)
     if more is None or abs(more) > TOLERANCE:
-        return Verdict(NOT_DECIDED, bytes_in_words(more))
+        return Verdict(INCONCLUSIVE, bytes_in_words(more))
     if -margin <= apart.low and apart.high <= margin:
-        return Verdict(HOLDS, f"within {margin:.3g}")
+        return Verdict(CONFIRMED, f"within {margin:.3g}")
     if apart.high < -margin or apart.low > margin:
-        return Verdict(DOES_NOT, f"apart by more than {margin:.3g}")
-    return Verdict(NOT_DECIDED, f"the interval reaches beyond {margin:.3g}")
+        return Verdict(CONTRADICTED, f"apart by more than {margin:.3g}")
+    return Verdict(INCONCLUSIVE, f"the interval reaches beyond {margin:.3g}")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two results beside each other, by the metric that decides and with what the others say.
+    """Two results, compared by the metric that decides, with what the others say.
 
     factors  in what the two differ; None: one of them is no spec that can be read
     matched  options that only make the two work alike, or store the same
@@ -112,7 +112,7 @@ def compare(
     alike: tuple[str, ...] = (),
     margin: float | None = None,
 ) -> Comparison:
-    """a beside b. `alike` are options that one has so that it works as the other does; `margin` asks whether the two are
+    """a compared with b. `alike` are options that one has so that it works as the other does; `margin` asks whether the two are
     comparable rather than which is better. NotComparable where no metric decides."""
     metric = metric or group.primary
     if metric is None:
@@ -121,11 +121,11 @@ def compare(
         )
     apart = group.difference(a, b, metric)
     exact = {name: test for name in group.scores if (test := group.exactness(a, b, name)) is not None}
-    # Of the same answers: what forced text says turns no verdict.
+    # Of the same answers: teacher-forced text changes no verdict.
     others = {name: group.difference(a, b, name) for name in group.scores if name not in (metric, *metrics.FORCED)}
     factors, matched = factors_apart(a.spec, b.spec, catalogue, alike)
     if a.items == b.items:
-        verdict = Verdict(NOT_DECIDED, "nothing differs here, in no record")
+        verdict = Verdict(INCONCLUSIVE, "no record differs")
     elif margin is not None:
         verdict = decide_comparable(apart.interval, margin, a.stored_bits, b.stored_bits)
     else:
@@ -152,13 +152,13 @@ def factors_apart(
 def _unless_contradicted(
     verdict: Verdict, metric: str, exact: dict[str, McNemar], others: dict[str, Estimate]
 ) -> Verdict:
-    """A verdict stands only where no other metric of the same answers is decided the other way, and where exactness that
+    """A verdict remains only where no other metric of the same answers is decided the other way, and where exactness that
     decides is confirmed by its own test."""
-    if verdict.word == NOT_DECIDED:
+    if verdict.word == INCONCLUSIVE:
         return verdict
     if metric in exact and exact[metric].p >= ALPHA:
-        return Verdict(NOT_DECIDED, f"McNemar's p is {exact[metric].p:.2g}")
-    side = 1 if verdict.word == HOLDS else -1
+        return Verdict(INCONCLUSIVE, f"McNemar's p is {exact[metric].p:.2g}")
+    side = 1 if verdict.word == CONFIRMED else -1
     against = [
         name
         for name, other in others.items()
@@ -166,7 +166,7 @@ def _unless_contradicted(
     ]
     if against:
         return Verdict(
-            NOT_DECIDED, f"{metric} {'for' if side > 0 else 'against'} it, {' and '.join(against)} the other way"
+            INCONCLUSIVE, f"{metrics.title(metric)} {'for' if side > 0 else 'against'} it, {' and '.join(map(metrics.title, against))} the other way"
         )
     return verdict
 
@@ -176,7 +176,7 @@ def judge(verdicts: list[Verdict]) -> Verdict:
     words = {verdict.word for verdict in verdicts}
     if len(words) == 1:
         return Verdict(words.pop(), "; ".join(dict.fromkeys(filter(None, (verdict.reason for verdict in verdicts)))))
-    return Verdict(NOT_DECIDED, "; ".join(f"against draw {i}: {verdict}" for i, verdict in enumerate(verdicts)))
+    return Verdict(INCONCLUSIVE, "; ".join(f"against draw {i}: {verdict}" for i, verdict in enumerate(verdicts)))
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def frontier(group: Group, metric: str) -> list[Result]:
         for other in measured:
             if other is not result and excess(other.stored_bits, result.stored_bits) <= TOLERANCE:
                 apart = group.difference(other, result, metric).interval
-                if decide(apart, other.stored_bits, result.stored_bits).word == HOLDS:
+                if decide(apart, other.stored_bits, result.stored_bits).word == CONFIRMED:
                     return True
         return False
 

@@ -1,4 +1,4 @@
-"""Reads the files that PrefixKV's protocol is run on: pictures with a question and a long answer. Standard library only.
+"""Reads the files that PrefixKV's protocol is run on: images with a question and a long answer. Standard library only.
 
     [{"image", "conversations": [{"value": question}, {"value": answer}, ...]}]   LLaVA's descriptions (detail_1k.json)
     [{"image", "question", "answer"}]                                            MM-Vet as PrefixKV's code has it

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 AUTO_OF_KEY = re.compile(r"\bauto: (\w+)$")
-AUTO_BESIDE = re.compile(r"\bauto: (\S+) (?:with a quantizer|beside retention), else (\S+)$")
+AUTO_BESIDE = re.compile(r"\bauto: (\S+) (?:with|besid[e]) (?:a quantizer|retention|eviction|token eviction), else (\S+)$")
 # Has another value at another width, or after `vlm-kv profile`, unless it is written.
 FITTED, LEFT_OPEN = "unless given", "left open"
 # Another number gives other random rows: a draw, not a factor.

@@ -4,8 +4,8 @@
     python3 tools/eval/fidelity.py --out OUT --kv kivi --kv "prefixkv,keep=0.5 + int4"
     python3 tools/eval/fidelity.py --out OUT --rule prefixkv --rule h2o --budgets 0.1,0.3,0.5 --annotations mm-vet.json
 
-The first reference of every record is forced under each policy (`vlm-kv fidelity`): KL and top-1 against the model's own
-f16 cache, perplexity of the reference, stored bits, error of attention and rows kept by layer. The model answers, too
+The first reference of every record is teacher-forced under each policy (`vlm-kv fidelity`): KL and top-1 against the model's own
+f16 cache, perplexity of the reference, stored bits, error of attention and tokens kept by layer. The model answers, too
 (`vlm-run --batch`), and ROUGE-L F1 compares the answer with its own answer under f16: PrefixKV's protocol, with --rule at
 its nine budgets. Takes any file of coco.py, docvqa.py and video.py, and those of PrefixKV; without --annotations, our
 own held-out scenes.
@@ -37,7 +37,7 @@ def find_protocol(name: str, split: Split, family: str, flags: tuple[str, ...]) 
     if name == PREFIXKV:
         choices = any(item.choices for item in split.items)
         prompt = None if split.task == CAPTIONS else "{question}\n{choices}" if choices else "{question}"
-        behind = "the picture stands before the question, where PrefixKV's code has MM-Vet's behind it"
+        behind = "the image comes before the question, where PrefixKV's code has MM-Vet's after it"
         return Protocol(name, prompt, TOKENS, flags, METRICS, behind if split.task == DESCRIPTIONS else "",
                         forced_tokens=TOKENS)  # fmt: skip
     if is_of_pictures(split):
@@ -74,14 +74,14 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument("--rule", action="append", help="a retention rule at every budget; repeatable; default: prefixkv, "
                                                         "unless --kv says what to compare")  # fmt: skip
-    parser.add_argument("--budgets", type=budgets, help="shares of the rows that --rule keeps; default: 0.1,0.2,...,0.9")
+    parser.add_argument("--budgets", type=budgets, help="shares of the tokens that --rule keeps; default: 0.1,0.2,...,0.9")
     arguments.add_frames(parser)
     options = parser.parse_args()
     split = read_any(options.annotations, options.images)
     if not split.scored:
-        raise EvaluationError(f"{split.path} has no answers, so there is nothing to force; give a split that has them")
+        raise EvaluationError(f"{split.path} has no answers, so there is nothing to compare; give a split that has them")
     if is_of_pictures(split) and (options.frames or options.fps):
-        raise EvaluationError(f"--frames and --fps are about videos, and {split.path} has pictures; leave them out")
+        raise EvaluationError(f"--frames and --fps are about videos, and {split.path} has images; leave them out")
     if options.budgets and options.kv and not options.rule:
         raise EvaluationError("--budgets is about --rule, of which there is none; add --rule prefixkv or leave it out")
     options.protocol, options.kv = options.protocol or PREFIXKV, specs_of(options)

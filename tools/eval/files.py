@@ -77,7 +77,7 @@ class Split:
         scored = {item.image.resolve() for item in self.items}
         if both := next((item for item in tuning if item.image.resolve() in scored), None):
             raise EvaluationError(
-                f"record {both.id} of {tune_on.path} shows {both.image}, which is scored as well; fit settings to other pictures"
+                f"record {both.id} of {tune_on.path} shows {both.image}, which is scored as well; calibrate on other images"
             )
         return tuning
 
@@ -85,7 +85,7 @@ class Split:
         what = "image" if self.task == CAPTIONS else "question"
         for item in [*self.items, *self.tuning]:
             if not (item.image.exists() if item.video else item.image.is_file()):  # a video may be a folder of frames
-                kind, option = ("video", "--videos") if item.video else ("picture", "--images")
+                kind, option = ("video", "--videos") if item.video else ("image", "--images")
                 raise EvaluationError(
                     f"{what} {item.id} of {self.path}: its {kind} {item.image} is not there; give the folder of the "
                     f"{kind}s with {option}"

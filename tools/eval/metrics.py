@@ -17,7 +17,7 @@ SAME = 1e-6  # relative; a score that its records give again
 # Of these less is better, of all others more.
 LOWER_IS_BETTER = {"perplexity", "KL"}
 
-# Of forced text, not of answers, and of the records that were forced alone: they decide nothing about answers.
+# Of teacher-forced text, not of answers, and only of the records that were forced: they decide nothing about answers.
 FORCED = ("KL", "top1", "perplexity")
 
 # The score on which a task's claims are decided: the first of these that its results have. Chosen before any was measured.
@@ -28,6 +28,14 @@ PRIMARY = (
 # exp(sum / sum) over records: perplexity is of all tokens, whichever record they are of. `nll` is in nats a record.
 EXPONENTIALS = {"perplexity": ("nll", "tokens")}
 WEIGHTED = {"KL": "tokens", "top1": "tokens"}  # means over all tokens, of which a record has so many
+
+
+# What people read for a score whose key in stored results is another word.
+TITLES = {"slots": "facts"}
+
+
+def title(metric: str) -> str:
+    return TITLES.get(metric, metric)
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ def records(result: Result, metric: str) -> list[str]:
 
 
 def of_forced_text(result: Result) -> dict[str, float]:
-    """What was measured over forced text, apart from the scores of answers."""
+    """What was measured over teacher-forced text, apart from the scores of answers."""
     found = {"KL": result.kl, "top1": result.top1}
     ids = [key for key in records(result, "KL") if result.items[key].get("nll") is not None]
     if ids:

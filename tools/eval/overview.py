@@ -1,15 +1,16 @@
-"""What a report says first: how its figures are made, every claim with its verdicts, every spec's score, a column a setting.
+"""The first part of a report: how its figures are made, every claim with its verdicts, every spec's score, a column a setting.
 
-It stands at the head of the page and, by itself, in overview.md. Standard library only.
+It begins the page and is all of overview.md. Standard library only.
 """
 
 from __future__ import annotations
 
 import significance
 from claims import CLAIMS
-from comparison import ALPHA, DOES_NOT, HOLDS, NOT_DECIDED, TOLERANCE, ClaimRow
+from comparison import ALPHA, CONFIRMED, CONTRADICTED, INCONCLUSIVE, TOLERANCE, ClaimRow
 from groups import Estimate
 from markup import NONE, code, number, score, small, table, text
+from metrics import title
 from summary import Row, Summary
 
 
@@ -29,16 +30,16 @@ def percent(share: float) -> str:
 def _preamble(summaries: list[Summary], resamples: int, seed: int) -> str:
     return (
         f"Intervals are {percent(significance.LEVEL)} percentile intervals over {resamples} resamples of the records "
-        f"(seed {seed}); where records share a video, videos are drawn; fewer than {significance.FEWEST} have none. "
+        f"(seed {seed}). Records that share a video are drawn together; fewer than {significance.FEWEST} records have no interval. "
         "Differences are paired: each resample takes the same records for both specs, and positive is better for the first. "
-        "Stored bits count every byte of the cache, per cached number, over the same forced text for every spec; nominal "
-        "bits are codes alone.\n\n"
-        f"An ordering is decided at equal stored bytes (within {percent(TOLERANCE)}), or by what is better with no more "
-        'bytes. It "holds" or "does not" where the interval of the difference leaves out 0 on one side, and is "not decided" '
-        "else: also where the better one stores more, where another score of the same answers is decided the other way, or "
-        f"where McNemar's exact p of a score that is right or wrong is {ALPHA} or more. Claims against chance are decided only "
-        "if every draw agrees. Nothing corrects for the number of rows: of forty, two may be decided by luck. Rows whose specs "
-        "differ in more than one thing are marked \\*.\n"
+        "Stored bits count every byte of the cache, per cached number, over the same teacher-forced text for every spec. Nominal "
+        "bits count codes alone.\n\n"
+        f"Two specs are compared at equal stored bytes (within {percent(TOLERANCE)}), or where the better one stores no more. "
+        f"A claim is {CONFIRMED} or {CONTRADICTED} if the interval of the difference excludes 0. Otherwise it is {INCONCLUSIVE}. "
+        "It is also inconclusive if the better spec stores more, if another score of the same answers is decided the other way, "
+        f"or if McNemar's exact p of a score that is right or wrong is {ALPHA} or more. Claims against the random baseline need "
+        "the same verdict from every draw. Nothing corrects for the number of rows: of forty, two may be decided by luck. Rows "
+        "whose specs differ in more than one factor are marked \\*.\n"
     )
 
 
@@ -63,7 +64,7 @@ def _claims(summaries: list[Summary]) -> str:
     )
     settings = "".join(
         f"- {summary.number}: {about(summary)}, device {text('; '.join(summary.devices)) or 'not known'}; decided by "
-        f"{text(summary.metric or 'nothing')}: {_counted(summary)}\n"
+        f"{text(title(summary.metric or 'nothing'))}: {_counted(summary)}\n"
         for summary in summaries
     )
     if not rows:
@@ -73,8 +74,7 @@ def _claims(summaries: list[Summary]) -> str:
 
 def _counted(summary: Summary) -> str:
     words = [row.verdict.word for row in summary.claims]
-    said = {HOLDS: "hold", DOES_NOT: "do not", NOT_DECIDED: NOT_DECIDED}
-    return ", ".join(f"{words.count(word)} {many}" for word, many in said.items())
+    return ", ".join(f"{words.count(word)} {word}" for word in (CONFIRMED, CONTRADICTED, INCONCLUSIVE))
 
 
 def _mark(row: ClaimRow) -> str:
@@ -86,7 +86,7 @@ def clusters(summary: Summary) -> str:
 
 
 def about(summary: Summary) -> str:
-    """What stands beside every figure."""
+    """The conditions of a figure, printed with every table."""
     length = (
         f"{summary.prompt_tokens:.0f} prompt tokens" if summary.prompt_tokens is not None else "prompt length not known"
     )
@@ -102,8 +102,8 @@ def _scores(summaries: list[Summary]) -> list[str]:
         sets.setdefault(tuple(records), []).append(summary)
     return [
         part
-        for beside in sets.values()
-        for part in (f"## Scores: {_records(beside[0])}\n", _beside(beside), _lossless(beside))
+        for of_models in sets.values()
+        for part in (f"## Scores: {_records(of_models[0])}\n", _by_model(of_models), _lossless(of_models))
     ]
 
 
@@ -112,24 +112,24 @@ def _records(summary: Summary) -> str:
     return f"{text(setting.task)}, {text(setting.split)}, protocol {text(setting.protocol)}"
 
 
-def _beside(summaries: list[Summary]) -> str:
+def _by_model(summaries: list[Summary]) -> str:
     """Of settings that differ in their model."""
-    head, of_spec = ["spec", "full rows"], []
+    head, of_spec = ["spec", "window"], []
     for summary in summaries:
-        head += [f"{summary.number}: {name}" for name in ("bits", text(summary.metric or "score"), *_also(summary), "KL")]
+        head += [f"{summary.number}: {name}" for name in ("bits", text(title(summary.metric or "score")), *_also(summary), "KL")]
         of_spec.append({row.result.spec: row for row in summary.rows})
     bits: dict[str, float] = {}  # most first; what was not measured last
     for spec, row in (pair for rows in of_spec for pair in rows.items()):
         bits[spec] = bits.get(spec) or row.result.stored_bits or 0
     specs = sorted(bits, key=bits.__getitem__, reverse=True)
-    full = {spec: row.result.residual for rows in of_spec for spec, row in rows.items()}
+    window = {spec: row.result.residual for rows in of_spec for spec, row in rows.items()}
     made = [
-        [code(spec), NONE if full[spec] is None else str(full[spec]), *(cell for summary, rows in zip(summaries, of_spec) for cell in _cells(summary, rows.get(spec)))]
+        [code(spec), NONE if window[spec] is None else str(window[spec]), *(cell for summary, rows in zip(summaries, of_spec) for cell in _cells(summary, rows.get(spec)))]
         for spec in specs
     ]
     return (
-        table(head, made) + "\nFull rows: the newest ones that a residual window keeps as they are. Bits are stored; KL in nats a token, against f16, over forced text (of fewer records, where the "
-        "setting's own section says so).\n"
+        table(head, made) + "\nWindow: the newest tokens, which a residual window keeps unquantized. Bits are stored bits. KL is against f16, in nats a token, over "
+        "teacher-forced text (of fewer records, where the setting's own section says so).\n"
     )
 
 
@@ -150,7 +150,7 @@ def _lossless(summaries: list[Summary]) -> str:
     everywhere.sort(key=lambda rows: max(row.result.stored_bits or 0 for row in rows))
     if not everywhere:
         return "No spec scores as f16 does in every record.\n"
-    head = ["as f16 in every record", "full rows", *(f"{summary.number}: bits" for summary in summaries)]
+    head = ["as f16 in every record", "window", *(f"{summary.number}: bits" for summary in summaries)]
     return table(
         head,
         [
@@ -165,7 +165,7 @@ def _lossless(summaries: list[Summary]) -> str:
 
 
 def _also(summary: Summary) -> list[str]:
-    """Scores that papers give besides, where this setting has them."""
+    """Further scores that papers give, where this setting has them."""
     return [name for name in ("exact", "CIDEr", "perplexity") if name in summary.group.scores and name != summary.metric]
 
 

@@ -1,12 +1,13 @@
-"""The Markdown page of a report. Standard library only; what it says is made by summary.py."""
+"""The Markdown page of a report. Standard library only; summary.py makes its contents."""
 
 from __future__ import annotations
 
-from comparison import NOT_DECIDED, TOLERANCE, ClaimRow, Comparison, bytes_in_words
+from comparison import INCONCLUSIVE, TOLERANCE, ClaimRow, Comparison, bytes_in_words
 from errors import printable
 from factors import Factor
 from groups import Estimate
 from markup import NONE, code, ends, exactness, gain, number, score, small, table, text
+from metrics import title
 from overview import about, clusters, name_of, overview, percent
 from results import Result
 from summary import EqualBytes, Summary
@@ -40,7 +41,7 @@ def page(summaries: list[Summary], resamples: int, seed: int, pictures: dict[int
 
 
 def short_page(summaries: list[Summary], resamples: int, seed: int) -> str:
-    """What stands first, by itself."""
+    """The first part by itself."""
     return "\n".join([TITLE, overview(summaries, resamples, seed), ORIGIN, _origin(summaries, resamples, seed, commands=False)])
 
 
@@ -49,7 +50,7 @@ def _facts(summary: Summary) -> str:
     facts = [
         ("records", f"{len(summary.group.ids)}{clusters(summary)}"),
         ("prompt", length),
-        ("decided by", text(summary.metric) if summary.metric else "nothing"),
+        ("decided by", text(title(summary.metric)) if summary.metric else "nothing"),
         ("seed", ", ".join(map(str, summary.seeds))),
         ("device", text("; ".join(summary.devices)) or "not known"),
     ]
@@ -60,9 +61,9 @@ def _facts(summary: Summary) -> str:
 
 def _scores(summary: Summary) -> str:
     metrics = summary.group.scores
-    against = [f"{text(summary.metric)} - f16's"] if summary.metric and summary.plain else []
+    against = [f"{text(title(summary.metric))} - f16's"] if summary.metric and summary.plain else []
     forced = _forced_names(summary)
-    head = ["", "spec", *map(text, metrics), *against, "stored bits", "nominal", "full rows", *forced, "tokens/s", "prompt"]
+    head = ["", "spec", *(text(title(metric)) for metric in metrics), *against, "stored bits", "nominal", "window", *forced, "tokens/s", "prompt"]
     rows = [
         [
             str(row.number),
@@ -80,13 +81,13 @@ def _scores(summary: Summary) -> str:
     ]
     return (
         table(head, rows)
-        + f"\n{about(summary)}. Full rows: the newest ones that a residual window keeps as they are. KL in "
-        "nats a token, against f16. The prompt is in tokens.\n"
+        + f"\n{about(summary)}. Window: the newest tokens, which a residual window keeps unquantized. KL is against f16, "
+        "in nats a token. The prompt is in tokens.\n"
     )
 
 
 def _forced_names(summary: Summary) -> list[str]:
-    """What forced text gives: perplexity too, where it is not one of the scores."""
+    """What teacher-forced text gives: perplexity too, where it is not one of the scores."""
     apart = "perplexity" not in summary.group.scores and any("perplexity" in row.forced for row in summary.rows)
     return ["KL", "top-1", *(["perplexity"] if apart else [])]
 
@@ -99,12 +100,13 @@ def _forced(estimate: Estimate | None, name: str) -> str:
 
 
 def _pictures(summary: Summary, shown: dict[str, list[str]], *kinds: str) -> str:
+    metric = title(summary.metric) if summary.metric else None
     titles = {
-        "bits": f"{summary.metric} against stored bits",
-        "speed": f"{summary.metric} against tokens/s",
-        "retained": "Share of the rows that each layer keeps",
+        "bits": f"{metric} against stored bits",
+        "speed": f"{metric} against tokens/s",
+        "retained": "Share of the tokens that each layer keeps",
         "error": "Error of attention's output by layer",
-        "objects": f"{summary.metric} by number of objects",
+        "objects": f"{metric} by number of objects",
     }
     found = []
     for kind in kinds:
@@ -125,19 +127,19 @@ def _equal_bytes(summary: Summary) -> str:
         head = [
             "stored bits",
             "best",
-            "full rows",
-            text(summary.metric),
-            "beside",
-            "full rows",
-            text(summary.metric),
+            "window",
+            text(title(summary.metric)),
+            "compared with",
+            "window",
+            text(title(summary.metric)),
             "difference",
             "they differ in",
             "",
         ]
         parts.append(table(head, rows))
         parts.append(
-            f"{about(summary)}. The best by its score beside each that "
-            f"stores the same within {percent(TOLERANCE)}; it was chosen by that score, which flatters its lead.\n"
+            f"{about(summary)}. The best by its score, compared with each that "
+            f"stores the same within {percent(TOLERANCE)}. It was chosen by that score, which flatters its lead.\n"
         )
     else:
         parts.append(f"No two specs store the same within {percent(TOLERANCE)}.\n")
@@ -151,7 +153,7 @@ def _equal_rows(summary: Summary, equal: EqualBytes) -> list[list[str]]:
     low, high = (number(bits, 2) for bits in equal.bits)
     found = []
     for other, compared in equal.others:
-        told = "not told apart" if compared.verdict.word == NOT_DECIDED else "worse"
+        verdict = INCONCLUSIVE if compared.verdict.word == INCONCLUSIVE else "worse"
         found.append(
             [
                 low if low == high else f"{low} to {high}",
@@ -163,7 +165,7 @@ def _equal_rows(summary: Summary, equal: EqualBytes) -> list[list[str]]:
                 score(other.scores[summary.metric]),
                 gain(compared.difference),
                 _factors(compared),
-                told,
+                verdict,
             ]
         )
     return found
@@ -190,11 +192,11 @@ def _claims(summary: Summary) -> str:
         "claim",
         "source",
         "spec",
-        "beside",
+        "compared with",
         "they differ in",
         "stored bits",
-        "full rows",
-        text(summary.metric),
+        "window",
+        text(title(summary.metric)),
         "difference",
         "other scores",
         "verdict",
@@ -203,7 +205,7 @@ def _claims(summary: Summary) -> str:
 
 
 def _claim(row: ClaimRow) -> list[str]:
-    """A row of the table; what there is of every comparison stands in a line of its own within the cell."""
+    """A row of the table; every comparison has a line of its own within the cell."""
     compared = row.comparisons
     said = text(row.claim.text) + (f", {text(row.claim.at)}" if row.claim.at else "")
     reason = f" ({text(row.verdict.reason)})" if row.verdict.reason else ""
@@ -222,9 +224,9 @@ def _claim(row: ClaimRow) -> list[str]:
 
 def _others(compared: Comparison) -> str:
     """Exactness by counts and p; of the other scores, those whose interval leaves out 0."""
-    found = [f"{text(name)} {exactness(test)}" for name, test in compared.exact.items()]
+    found = [f"{text(title(name))} {exactness(test)}" for name, test in compared.exact.items()]
     found += [
-        f"{text(name)} {gain(other)}"
+        f"{text(title(name))} {gain(other)}"
         for name, other in compared.others.items()
         if name not in compared.exact and other.interval and other.interval.side
     ]
@@ -242,11 +244,11 @@ def _layers(summary: Summary, shown: dict[str, list[str]], drawn: bool) -> str:
     head = [
         "",
         "spec",
-        "share of rows kept: least, mean, most of a layer",
+        "share of tokens kept: least, mean, most of a layer",
         "relative error of attention's output: the same",
     ]
     counts = sorted({row.result.layer_records for row in measured if row.result.layer_records})
-    records = f" Over the forced text of the first {' or '.join(map(str, counts))} of them." if counts else ""
+    records = f" Over the teacher-forced text of the first {' or '.join(map(str, counts))} records." if counts else ""
     return "\n".join([_pictures(summary, shown, "retained", "error"), table(head, rows), f"{about(summary)}.{records}\n"])
 
 
@@ -268,7 +270,7 @@ def _objects(summary: Summary, shown: dict[str, list[str]]) -> str:
         [
             _pictures(summary, shown, "objects"),
             table(head, rows),
-            f"{text(summary.metric)} over the records with so many objects ({counted} records); {about(summary)}.\n",
+            f"{text(title(summary.metric))} over the records with so many objects ({counted} records); {about(summary)}.\n",
         ]
     )
 

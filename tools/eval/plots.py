@@ -1,4 +1,4 @@
-"""The pictures of a report, one file a page of a picture. Needs matplotlib, which is loaded when it is asked for."""
+"""The plots of a report, one file a page of a plot. Needs matplotlib, which is loaded when it is asked for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def import_matplotlib():
         import matplotlib.pyplot
     except ImportError:
         raise EvaluationError(
-            "pictures cannot be drawn: this Python has no matplotlib; run tools/eval/setup.sh and start with "
+            "plots cannot be drawn: this Python has no matplotlib; run tools/eval/setup.sh and start with "
             "build/eval-venv/bin/python3, or leave them out with --skip plots"
         ) from None
     matplotlib.use("Agg")
@@ -69,13 +69,13 @@ class _Plotter:
     def all(self) -> dict[str, list[str]]:
         rows = self.summary.rows
         if self.summary.metric is not None:
-            bits = "stored bits a cached number, full rows and scales included"
+            bits = "stored bits a cached number, residual window and scales included"
             self.scores("bits", bits, lambda row: row.result.stored_bits, joined=True)
             self.scores("speed", "tokens decoded a second", lambda row: row.result.tokens_per_second, joined=False)
         self.layers(
             "retained",
-            "share of the rows that are kept",
-            "Rows that each layer keeps",
+            "share of the tokens that are kept",
+            "Tokens that each layer keeps",
             {row.number: row.result.retained for row in rows if row.result.retained},
             top=1.05,
         )
@@ -210,7 +210,7 @@ class _Plotter:
                 axis.set_xticks([x.count for x in objects], [f"{x.label}\nn = {x.n}" for x in objects])
                 axis.tick_params(labelbottom=True)
                 self._legend(axis)
-            axes[-1].set_xlabel("objects in the picture")
+            axes[-1].set_xlabel("objects in the image")
             self._finish(
                 figure, "objects", page, len(pages), f"{self.summary.metric} by number of objects", interval=True
             )
@@ -268,7 +268,7 @@ class _Plotter:
         clusters = f" in {summary.group.clusters} clusters" if summary.group.clusters else ""
         counts = f"n = {len(summary.group.ids)}{clusters}, {length}, seed {', '.join(map(str, summary.seeds))}"
         if interval:
-            few = f", of {FEWEST} pictures or more" if kind == "objects" else ""
+            few = f", of {FEWEST} images or more" if kind == "objects" else ""
             counts += f"; 95 % bootstrap intervals ({self.resamples} resamples, seed {self.seed}){few}"
         lines = [line for text in (about, counts) for line in textwrap.wrap(text, 110)]
         figure.suptitle(_plain("\n".join([title, *lines])), fontsize=9, x=0.01, ha="left")

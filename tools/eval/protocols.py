@@ -1,4 +1,4 @@
-"""How a harness asks and scores: prompts, token limits, size of pictures, metrics. Scores of two protocols do not compare.
+"""How a harness asks and scores: prompts, token limits, size of images, metrics. Scores of two protocols do not compare.
 
 Each is what the harness's own files do: lmms-eval at 75571cf, VLMEvalKit at e8e78f0, InternVL's evaluation at 2410d1d.
 """

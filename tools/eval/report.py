@@ -3,7 +3,7 @@
 
     python3 tools/eval/report.py --out OUT OUT_A/results.json OUT_B/results.json
 
-Writes report.md with its pictures (.png), overview.md (what it says first: verdicts and scores, a column a setting),
+Writes report.md with its plots (.png), overview.md (its first part: verdicts and scores, a column a setting),
 scores.csv, claims.csv and report.json. Results are compared within a setting (model, task, split, protocol) and over the
 same records; other results are refused with the first record that differs. The same results give the same files. Needs
 numpy, and matplotlib unless --skip plots (tools/eval/setup.sh).
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument(
         "results", nargs="+", type=Path, metavar="RESULTS.json", help="of coco.py, docvqa.py and the others"
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder for the page, its pictures and tables")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the page, its plots and tables")
     parser.add_argument(
         "--metric", action="append", default=[], help="score that decides where a task has it; repeatable, first wins"
     )
@@ -91,7 +91,7 @@ def read(paths: list[Path], build: Path, resamples: int, seed: int, wanted: tupl
 
 
 def write(folder: Path, summaries: list[Summary], resamples: int, seed: int, with_plots: bool = True) -> None:
-    """The files of a report, the page last. Pictures of an earlier one go: there may have been more."""
+    """The files of a report, the page last. Plots of an earlier one are deleted: there may have been more."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         if plots.FILE_NAME.fullmatch(path.name):
@@ -205,19 +205,19 @@ def _claim_rows(summaries: list[Summary]) -> list[dict]:
             "at": row.claim.at,
             "source": row.claim.source,
             "spec": compared.a.spec,
-            "beside": compared.b.spec,
+            "compared_with": compared.b.spec,
             "factors": "not known" if compared.factors is None else "; ".join(map(str, compared.factors)),
             "one_factor": compared.one_factor,
             "metric": compared.metric,
             "score": _short(compared.a.scores[compared.metric]),
-            "beside_score": _short(compared.b.scores[compared.metric]),
+            "compared_score": _short(compared.b.scores[compared.metric]),
         }
         | _ends("difference", compared.difference)
         | {
             "stored_bits": _short(compared.a.stored_bits),
-            "beside_stored_bits": _short(compared.b.stored_bits),
-            "full_rows": compared.a.residual,
-            "beside_full_rows": compared.b.residual,
+            "compared_stored_bits": _short(compared.b.stored_bits),
+            "residual": compared.a.residual,
+            "compared_residual": compared.b.residual,
             "verdict_of_row": str(compared.verdict),
             "verdict": row.verdict.word,
         }
@@ -230,7 +230,7 @@ def _claim_rows(summaries: list[Summary]) -> list[dict]:
 def _comparison(compared: Comparison) -> dict:
     return {
         "spec": compared.a.spec,
-        "beside": compared.b.spec,
+        "compared_with": compared.b.spec,
         "metric": compared.metric,
         "difference": _estimate(compared.difference),
         "more_bytes": _short(compared.more_bytes),

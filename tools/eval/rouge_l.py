@@ -3,15 +3,15 @@
 That code (eval_rouge.py) calls the package `rouge` 1.0.1, whose "rouge-l" is the summary-level ROUGE-L of Lin 2004,
 section 3.2, with beta 1, over *sets* of words:
 
-- a text is cut at every full stop, also within 3.5, and each piece at white space; case and punctuation stay
-- of every pair of a reference's and an answer's piece one longest common subsequence is taken; where there are several,
+- a text is cut at every full stop, also within 3.5, and each sentence at white space; case and punctuation stay
+- of every pair of a reference's and an answer's sentence one longest common subsequence is taken; where there are several,
   the one that is found from the ends by leaving out the answer's word
 - recall is the number of different words in all those subsequences by the number of different words of the reference,
   precision the same by the number of different words of the answer; F1 is their harmonic mean, to which the package adds
   1e-8 in the denominator and this module nothing
 
 A word that comes ten times counts once, so a text with many repeated words is judged by few. Where the package fails
-(a text without a piece), two such texts are equal and score 1, and one scores 0.
+(a text without a sentence), two such texts are equal and score 1, and one scores 0.
 """
 
 from __future__ import annotations

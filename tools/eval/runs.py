@@ -203,7 +203,7 @@ class Folder:
             if failed is None:
                 raise
             raise EvaluationError(
-                f"{model.name}, {spec}: record {failed.get('id')} has no answer: {printable(failed['error'], 400)}; mend "
+                f"{model.name}, {spec}: record {failed.get('id')} has no answer: {printable(failed['error'], 400)}; fix "
                 "that and start the same command again"
             ) from error
 

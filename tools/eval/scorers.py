@@ -251,7 +251,7 @@ def _quiet(name: str):
         raise
     except Exception as error:
         raise EvaluationError(
-            f"{name} failed ({type(error).__name__}: {printable(error, 300)}); mend that, or leave it out with --skip {name}"
+            f"{name} failed ({type(error).__name__}: {printable(error, 300)}); fix that, or leave it out with --skip {name}"
         ) from error
     finally:
         if before is None:

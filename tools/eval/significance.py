@@ -2,7 +2,7 @@
 
 Whatever is compared is drawn together: two specs answered the same records, so a resample takes the same records for both
 and their difference has an interval of its own. Records that have something in common (the questions on one video) are
-drawn as one. Deterministic: the draws are those of the Mersenne Twister behind numpy's RandomState, whose sequence is
+drawn as one. Deterministic: the draws are those of the Mersenne Twister of numpy's RandomState, whose sequence is
 frozen for all versions. The bootstrap needs numpy, which is loaded when it is asked for; McNemar's test does not.
 """
 

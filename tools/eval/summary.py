@@ -1,4 +1,4 @@
-"""What a report says of results, as plain data: the page, the tables and the pictures are made of it. Needs numpy."""
+"""The contents of a report as plain data, from which the page, the tables and the plots are made. Needs numpy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from factors import Catalogue
 from groups import Estimate, Group
 from results import Result
 
-KINDS = {"quantizer": "packing", "retention": "dropping", "both": "packing and dropping", "other": "other"}
+KINDS = {"quantizer": "quantization", "retention": "eviction", "both": "quantization and eviction", "other": "other"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A spec's figures; `number` names it in tables and pictures of its setting."""
+    """A spec's figures; `number` names it in tables and plots of its setting."""
 
     number: int
     result: Result
@@ -26,19 +26,19 @@ class Row:
     kind: str  # of KINDS
     scores: dict[str, Estimate]
     loss: Estimate | None  # of the metric that decides, f16's score taken off
-    forced: dict[str, Estimate]  # KL, top1 and perplexity over forced text
+    forced: dict[str, Estimate]  # KL, top1 and perplexity over teacher-forced text
 
 
 @dataclass(frozen=True)
 class EqualBytes:
-    """Specs that store the same: the best one beside each of the others."""
+    """Specs that store the same: the best one compared with each of the others."""
 
     bits: tuple[float, float]
     best: Row
     others: list[tuple[Row, Comparison]]
 
 
-MOST_OBJECTS = 10  # pictures with as many or more are one
+MOST_OBJECTS = 10  # images with as many or more are one
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Objects:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of one setting. `number` names its pictures."""
+    """Of one setting. `number` names its plots."""
 
     number: int
     group: Group
@@ -87,7 +87,7 @@ class Summary:
 
     @property
     def versions(self) -> dict[str, list[str]]:
-        """program -> every version that had a hand in it, without the program's name, which kvlm's own begins with."""
+        """program -> every version that took part, without the program's name, which kvlm's own begins with."""
         found: dict[str, set[str]] = {}
         for row in self.rows:
             for name, version in row.result.versions.items():
@@ -171,13 +171,13 @@ def _notes(summary: Summary) -> list[str]:
         notes.append(f"no intervals: there are fewer than {significance.FEWEST} records or clusters")
     if bare := [metric for metric in group.scores if not group.has_interval(metric)]:
         notes.append(
-            f"no interval for {', '.join(bare)}: the score of the split is not the mean of its records' values"
+            f"no interval for {', '.join(map(metrics.title, bare))}: the score of the split is not the mean of its records' values"
         )
     if dropped := sorted({name for x in group.results for name in x.scores} - set(group.scores)):
-        notes.append(f"left out, since not every spec has it: {', '.join(dropped)}")
+        notes.append(f"left out, since not every spec has it: {', '.join(map(metrics.title, dropped))}")
     if counts := sorted({len(metrics.records(x, "KL")) for x in group.results if x.kl is not None}):
         many = " or ".join(map(str, counts))
-        notes.append(f"KL, top-1 and perplexity are of the {many} records whose text was forced, and decide nothing")
+        notes.append(f"KL, top-1 and perplexity are of the {many} records that were teacher-forced, and decide nothing")
     if any("CIDEr" in metric for metric in group.scores):
         notes.append("resamples take CIDEr's document frequencies from the whole split")
     if group.primary is None:
@@ -185,7 +185,7 @@ def _notes(summary: Summary) -> list[str]:
     if group.plain is None:
         notes.append("f16 is not among the specs, so nothing is measured against it")
     if unmeasured := [f"({row.number})" for row in summary.rows if row.result.stored_bits is None]:
-        notes.append(f"stored bits were not measured of {', '.join(unmeasured)}, which no comparison decides about")
+        notes.append(f"stored bits of {', '.join(unmeasured)} were not measured, so their comparisons are inconclusive")
     if len(summary.devices) > 1:
         notes.append(f"specs ran on several devices: {'; '.join(summary.devices)}")
     for name, versions in summary.versions.items():

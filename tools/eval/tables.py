@@ -4,11 +4,11 @@
     tools/eval/tables.py --out OUT --device cuda --jobs 8 --batch-size 64
 
 Runs coco.py and docvqa.py over all 200 records of our held-out sets for every model and every spec below and of
-claims.py; fidelity.py, PrefixKV's protocol, at its nine budgets over captions; video.py over pocket-qwen's clips under
-VidKV. Settings are fitted to the pictures of tools/pocket/tuning. report.py makes the page: OUT/report/report.md.
-Start it again to go on where it ended. --model and --set do a part, which may run beside others (each has a folder of its
-own); the report is made of all parts that are done. On a machine without the scorers' packages give --skip pycocoevalcap,
-then --merge --report on one that has them: nothing is asked again.
+claims.py; fidelity.py, PrefixKV's protocol, at its nine budgets over captions; video.py over pocket-qwen's videos under
+VidKV. Settings are calibrated on the images of tools/pocket/tuning. report.py makes the page: OUT/report/report.md.
+Start it again to continue where it ended. --model and --set run a part; parts may run at the same time, since each has a
+folder of its own. The report covers all finished parts. On a machine without the scorers' packages give --skip
+pycocoevalcap, then --merge --report on one that has them: no model runs again.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from shards import shard_of
 POCKET = ROOT / "tools" / "pocket"
 MODELS = ("pocket-llava", "pocket-internvl", "pocket-qwen")
 FORCED = 100  # records of KL, top-1 and stored bits
-TUNED = 16  # records that settings are fitted to
+TUNED = 16  # records that settings are calibrated on
 SKIPPABLE = (PACKAGE, "plots")
 
-# Every policy at its paper's setting, by width and by share of rows kept, and compositions; the pairs that decide an ordering
+# Every policy at its paper's setting, by bit width and by share of tokens kept, and compositions; the pairs that decide an ordering
 # are those of claims.py.
 SPECS = """
 f16
@@ -107,7 +107,7 @@ int4 + share=codes
 
 @dataclass(frozen=True)
 class Part:
-    """A set of tables: who makes it, of which records of tools/pocket/heldout and /tuning, under which specs."""
+    """A set of tables: its script, its records of tools/pocket/heldout and /tuning, its specs."""
 
     script: str
     records: str
@@ -177,16 +177,16 @@ def main() -> int:
     add("--threads", type=arguments.at_least(0), default=0, help="as vlm-run's")
     add("--limit", type=arguments.at_least(1), help="the first records of each set only")
     add("--fidelity", type=arguments.at_least(0), default=FORCED, help=f"records of KL, top-1 and stored bits (default: {FORCED})")
-    add("--tune", type=arguments.at_least(0), default=TUNED, help=f"records that settings are fitted to; 0: none are (default: {TUNED})")
+    add("--tune", type=arguments.at_least(0), default=TUNED, help=f"records that settings are calibrated on; 0: no calibration (default: {TUNED})")
     add("--skip", action="append", default=[], choices=SKIPPABLE, help="leave out what needs these packages; repeatable")
-    add("--merge", action="store_true", help="ask nothing: score what is answered")
-    add("--report", action=argparse.BooleanOptionalAction, default=True, help="make the page of all parts that are done")
+    add("--merge", action="store_true", help="run no model: score the answers that exist")
+    add("--report", action=argparse.BooleanOptionalAction, default=True, help="make the page of all finished parts")
     arguments.add_build(parser)
     options = parser.parse_args()
     if shard_of(os.environ).count > 1:
         raise EvaluationError(
             f"this is one of {shard_of(os.environ).count} tasks by its environment, and tables.py makes one page; start it once, "
-            "and other parts by --model and --set beside it"
+            "and other parts at the same time by --model and --set"
         )
     for model in options.model or MODELS:
         for name in options.set or PARTS:
@@ -210,7 +210,7 @@ def main() -> int:
 
 def _run(words: list[str]) -> None:
     if subprocess.run(words, stdin=subprocess.DEVNULL).returncode != 0:
-        raise EvaluationError(f"{Path(words[1]).name} failed; mend what it says and start the same command again")
+        raise EvaluationError(f"{Path(words[1]).name} failed; fix what it reports and start the same command again")
 
 
 if __name__ == "__main__":

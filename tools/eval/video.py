@@ -5,7 +5,7 @@
     python3 tools/eval/video.py --out OUT --annotations MVBench/json --videos MVBench/video --model MODEL --frames 16
 
 Asks `vlm-run --batch` once a spec. Letters are read from the answers as the protocol's harness does it; standard errors
-are clustered by video. Without --annotations: our own held-out clips, with their facts as scores. Subtitles are not shown.
+are clustered by video. Without --annotations: our own held-out videos, with their facts as scores. Subtitles are not shown.
 """
 
 import functools

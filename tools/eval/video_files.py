@@ -1,13 +1,13 @@
-"""Reads the annotation files of Video-MME and MVBench and our own clips, and refuses wrong ones by the first wrong id.
+"""Reads the annotation files of Video-MME and MVBench and our own videos, and refuses wrong ones by the first wrong id.
 
     Video-MME   test-00000-of-00001.parquet as published (needs pyarrow), VLMEvalKit's Video-MME.tsv, or the JSON of the
                 benchmark's own scorer: [{"video_id", "duration", "domain", "sub_category", "questions": [{"question_id",
                 "task_type", "question", "options", "answer"}]}]
     MVBench     a JSON file a task, [{"video", "question", "candidates", "answer"}], or the folder of them; the test.json of
                 the branch `video`, {"root", "meta"}; VLMEvalKit's MVBench_MP4.tsv
-    clips       tools/pocket/heldout/clips_heldout.json
+    `clips`     tools/pocket/heldout/clips_heldout.json
 
-Results are written as the benchmark's scorer (Video-MME), VLMEvalKit's table (MVBench) and DocVQA (clips) have them.
+Results are written as the benchmark's scorer (Video-MME), VLMEvalKit's table (MVBench) and DocVQA (ours) have them.
 Standard library only, but for parquet.
 """
 

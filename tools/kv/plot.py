@@ -5,7 +5,7 @@
     tools/kv/plot.py --check FOLDER            says whether it could, before anything is measured
 
 Writes layer_error (error of the attention output by layer), softmax_error (of its weights), retained (share of the tokens that each layer holds), bits (KL
-against bits) and scores (scores of visual slots), each as .png and .svg; what does not fit on a page of a picture goes on
+against bits) and scores (scores of visual slots), each as .png and .svg; what does not fit on a page goes on
 in NAME-2 and so on. A spec has one colour and number in all of them. Needs matplotlib.
 """
 

@@ -34,7 +34,7 @@ def origin(results: list[dict]) -> str:
 
     model = Path(values("model")).name or values("model")
     data = Path(values("data")).name
-    return f"model {model}, data {data}: {values('records')} records, {values('tokens')} forced tokens a spec"
+    return f"model {model}, data {data}: {values('records')} records, {values('tokens')} teacher-forced tokens a spec"
 
 
 def curve(result: dict, key: str) -> tuple[float, ...]:

@@ -5,7 +5,7 @@
     tools/kv/plot_values.py --check FOLDER            says whether it could, before anything is counted
 
 Writes keys_visual, keys_text, values_visual and values_text (how the numbers of every layer and KV head are distributed),
-ranges (a layer's range beside those of its KV heads: 1BitVKV, figures 2 and 4) and codes (2-bit codes that a layer has in
+ranges (a layer's range with those of its KV heads: 1BitVKV, figures 2 and 4) and codes (2-bit codes that a layer has in
 common with the next: XQuant, figure 3), each as .png and .svg; what does not fit on a page goes on in NAME-2 and so on.
 Needs matplotlib.
 """
@@ -95,7 +95,7 @@ class Plotter:
             axes[0][0].legend(fontsize=6, frameon=False, ncol=2)
             name = f"{part}_{rows}" if page == 0 else f"{part}_{rows}-{page + 1}"
             which = f" (page {page + 1} of {len(pages)})" if len(pages) > 1 else ""
-            self.finish(figure, name, f"{part.capitalize()} of {rows} rows, a line a KV head; dotted: the ends of the layer{which}")
+            self.finish(figure, name, f"{part.capitalize()} of {rows} tokens, a line a KV head; dotted: the ends of the layer{which}")
 
     def histogram(self, axis, entry: dict) -> None:
         low, width = entry["bins"]["low"], entry["bins"]["width"]
@@ -114,7 +114,7 @@ class Plotter:
             for axis, rows in zip(row, ROWS):
                 for entry in of(self.counts, part, rows):
                     self.range(axis, entry)
-                axis.set_title(f"{part}, {rows} rows", fontsize=8)
+                axis.set_title(f"{part}, {rows} tokens", fontsize=8)
                 axis.set_ylabel("least to greatest number")
         for axis in axes[-1]:
             axis.set_xlabel("layer")
@@ -135,10 +135,10 @@ class Plotter:
             for rows in ROWS:
                 layers, equal, chance = in_common(of(self.counts, part, rows))
                 color = next(hues)
-                axis.plot(layers, equal, color=color, marker="o", ms=3, lw=1, label=f"{part}, {rows} rows")
+                axis.plot(layers, equal, color=color, marker="o", ms=3, lw=1, label=f"{part}, {rows} tokens")
                 axis.plot(layers, chance, color=color, lw=1, ls="--")
-        axis.set_xlabel("layer, beside the next")
-        axis.set_ylabel("share of 2-bit codes that are equal; dashed: by chance")
+        axis.set_xlabel("layer, compared with the next")
+        axis.set_ylabel("share of 2-bit codes that are equal; dashed: random baseline")
         axis.set_ylim(bottom=0)
         axis.legend(fontsize=7, frameon=False)
         self.finish(figure, "codes", "Codes that a layer has in common with the next")
