@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""What transformers' vision towers take on this machine's GPU, to hold beside `vlm-bench vision`.
+"""Times the vision towers of transformers on this machine's GPU, to compare with `vlm-bench vision`.
 
-Random weights, SDPA attention, no gradients: InternViT-300M over the 13 tiles of 448 x 448 pixels
-that InternVL2.5 makes of a large picture, alone and with the projector of the 8B model behind it,
-and the tower of Qwen2.5-VL-7B, with its merger, for a picture of 1280 x 960: the last two make
-what `vlm-bench vision` times, the rows that a prompt takes. Medians of CUDA events after warming up, of pixels that lie on the GPU in the
-tower's dtype, and of the same coming from the host in f32, as `vlm-bench vision` counts them.
---compile adds torch.compile.
-Needs torch and transformers (tools/golden/requirements.txt).
+Random weights, SDPA attention, no gradients. InternViT-300M runs over the 13 tiles of 448 x 448 pixels that InternVL2.5
+makes of a large image, alone and followed by the projector of the 8B model. The tower of Qwen2.5-VL-7B, with its merger,
+runs over an image of 1280 x 960. The last two end with the visual tokens of a prompt, as `vlm-bench vision` does. Figures
+are medians of CUDA events after warming up: for pixels on the GPU in the tower's dtype, and for pixels in f32 on the host,
+which is what `vlm-bench vision` starts from. --compile adds torch.compile. Needs torch and transformers
+(tools/golden/requirements.txt).
 """
 
 from __future__ import annotations

@@ -1,0 +1,324 @@
+#!/usr/bin/env python3
+"""Makes docs/results.md, tables of other pages and the plots (docs/images) of docs/data; measure.py makes the newest of that.
+
+    tools/results/page.py             writes the page and, where matplotlib is installed, the plots
+    tools/results/page.py --check     writes nothing; ends with 1 if a page is out of date
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import sys
+
+import data
+import plots
+from data import ROOT, Figure, find
+from measure import SPEED
+from plots import BATCHES, CALIBQUANT_2, EXACT_2_BITS, MODELS
+
+PAGE = ROOT / "docs" / "results.md"
+IMAGES = ROOT / "docs" / "images"
+PLOTS = tuple(plots.PLOTS)
+BUDGET_TABLE = ("f16", "int8", "int4", "calibquant,bits=4 + int4,scope=text", "kivi,residual=32", EXACT_2_BITS, CALIBQUANT_2,
+                "calibquant", "prefixkv,keep=0.5", "prefixkv,keep=0.5 + int4")  # fmt: skip
+
+
+def stamp(name: str, figures: list[Figure]) -> str:
+    """What the file of a plot must hold if it shows these figures."""
+    return plots.digest(plots.PLOTS[name][0](figures))
+
+
+def thousands(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def three(figures: list[Figure], spec: str, metric: str, digits: int) -> str:
+    """The three models' values, pocket-llava, pocket-internvl, pocket-qwen."""
+    return ", ".join(f"{find(figures, spec=spec, model=model, metric=metric).number():.{digits}f}" for model in MODELS)
+
+
+def over_f16(figures: list[Figure], spec: str, metric: str, batch: int) -> float:
+    own, base = (find(figures, spec=one, metric=metric, batch=str(batch)).number() for one in (spec, "f16"))
+    return own / base
+
+
+def budget_row(figures: list[Figure], spec: str) -> str:
+    as_f16 = ", ".join(find(figures, spec=spec, model=model, metric="captions_as_f16_of_200").value for model in MODELS)
+    steps = ", ".join(f"{1 / over_f16(figures, spec, 'step_ms', batch):.2f}" for batch in BATCHES)
+    sequences = find(figures, spec=spec, metric="sequences_in_30GB").value
+    rate = thousands(find(figures, spec=spec, metric="decode_in_30GB_tokens_s").number())
+    prefill = over_f16(figures, spec, "prefill_ms", 1)
+    return (f"| `{spec}` | {three(figures, spec, 'captions_stored_bits', 2)} | {as_f16} | "
+            f"{three(figures, spec, 'documents_anls', 3)} | {sequences} | {rate} | {steps} | {prefill:.2f} |\n")  # fmt: skip
+
+
+def results(figures: list[Figure]) -> str:
+    """The whole page."""
+    step = find(figures, spec="f16", metric="step_ms", batch="1")
+    roof = find(figures, spec="f16", metric="copy_percent", batch="1").number()
+    copy = statistics.median(f.number() for f in figures if f.metric == "copy_gb_s" and f.commit == step.commit) / 1000
+    f16_64 = find(figures, spec="f16", metric="step_ms", batch="64").number()
+    prefill = find(figures, spec="f16", metric="prefill_ms", batch="1").number()
+    right = sum(int(find(figures, spec="f16", model=model, metric="captions_right_of_200").number()) for model in MODELS)
+    changed, dropped = (sorted(200 - int(find(figures, spec=spec, model=model, metric="captions_as_f16_of_200").number())
+                               for model in MODELS) for spec in ("calibquant", "prefixkv,keep=0.5"))  # fmt: skip
+    rows = "".join(budget_row(figures, spec) for spec in BUDGET_TABLE)
+    return f"""# Results
+
+<!-- Made by tools/results/page.py of docs/data; edit these. -->
+
+Every figure on this page is a row of [docs/data](data), with its date, commit, device and command. Kernel figures, and
+what was tried and failed, are in the [engineering notes](engineering-notes.md); the papers' claims are in
+[papers](papers/README.md).
+
+## What is measured on what
+
+- **Quality**: the three bundled models, trained by this project on drawn scenes and documents. They are small, and every
+  patch of their images may matter. Their answers show what a policy does to these models, not to a 7B model.
+- **Speed and memory**: released shapes with **random weights** (`synthetic:internvl2.5-8b`). Speed does not depend on the
+  weights' values.
+- **No released checkpoint has been run here.** Outputs are compared with `transformers` on small random checkpoints of
+  every family.
+
+## Pick by budget
+
+One build, `{step.commit}`, on one {step.device.split(" (")[0]}, {step.date}. Three values are for pocket-llava, pocket-internvl and
+pocket-qwen, then for batches of {", ".join(map(str, BATCHES[:-1]))} and {BATCHES[-1]}. Quality: 200 captions and 200 documents of each model. Speed: the
+8B shape after a prompt of {step.prompt} visual tokens.
+
+| `--kv` | stored bits, captions | captions unchanged of 200 | documents, ANLS | sequences in 30 GB | tokens/s in 30 GB | decode speed over f16 | prefill time over f16 |
+|---|---|---|---|---|---|---|---|
+{rows}
+*Stored bits* count every byte of the cache: codes, scales, zero points and tokens kept in 16 bits. Bundled prompts have 281
+to 593 tokens, so tokens kept in 16 bits weigh more than with a released model. *Captions unchanged*: same text as with the
+f16 cache. *ANLS*: 1 is every answer right. More decimals and intervals: [data/answers.csv](data/answers.csv).
+
+With one sequence a smaller cache saves little, and some policies cost more work than it gives back. From 16 sequences on
+every row is faster than f16. Rows whose captions change are lossy: `calibquant` alone, which packs image tokens to 1 bit,
+changes {changed[0]} to {changed[-1]} of 200 captions, and dropping half of the tokens changes {dropped[0]} to {dropped[-1]}.
+
+## Plots
+
+![Share of facts right and ANLS against stored bits](images/quality_vs_bits.svg)
+
+Mean of three models. Left and up is better. Random eviction is the baseline that a retention rule must beat.
+
+![Tokens per second against the memory of the cache](images/throughput_vs_memory.svg)
+
+8B shape, prompt of {step.prompt} tokens, one {step.device.split(" (")[0]}. Dashed: CalibQuant's own figures for InternVL-8B on an H100 (its table 5).
+
+![Decode step time over that of f16, by batch size](images/step_time_vs_batch.svg)
+
+## Speed in absolute numbers
+
+| what (8B shape, random weights, f16 cache) | measured |
+|---|---|
+| decode step, one sequence | {step.number():.2f} ms, {roof:.1f} % of the measured copy bandwidth |
+| decode step, 64 sequences | {f16_64:.2f} ms |
+| prefill of {step.prompt} tokens | {prefill:.1f} ms |
+| copy bandwidth of that card, read and written | {copy:.2f} TB/s |
+{captions_rows(figures)}
+## Correctness
+
+| what | measured |
+|---|---|
+| held-out captions exactly right, f16 cache, this build | {right} of 600 |
+{correctness_rows(figures)}
+Tests compare every policy with a slow reference, the GPU with the CPU, and stored bytes with closed formulas:
+[CONTRIBUTING.md](../CONTRIBUTING.md).
+
+## Against other engines
+
+{engine_rows(figures)}
+vLLM, LMDeploy and SGLang were not measured: no released checkpoint is at hand, and they do not run random shapes.
+
+## Targets missed
+
+{missed_rows(figures)}
+## Make this page again
+
+On a machine with a GPU, after `cmake --preset cuda` and its build; then the page itself, anywhere:
+
+    tools/results/measure.py speed --device cuda --out docs/data/speed.csv
+    tools/results/measure.py captions --device cuda --model synthetic:llava-1.5-7b --batch-size 128 --out docs/data/captions_speed.csv
+    tools/results/measure.py answers --device cuda --jobs 8 --batch-size 64 --out docs/data/answers.csv
+    tools/results/page.py
+"""
+
+
+def captions_rows(figures: list[Figure]) -> str:
+    cells = []
+    for spec in ("f16", "int4", "prefixkv,keep=0.5"):
+        figure = find(figures, spec=spec, metric="captions_images_s")
+        cells.append(f"`{spec}` {figure.number():.1f} images/s ({float(figure.min):.1f} to {float(figure.max):.1f})")
+    return f"| 400 image files to captions of 64 tokens, LLaVA-1.5-7B's shape, batch 128, loading included | {', '.join(cells)} |\n"
+
+
+def correctness_rows(figures: list[Figure]) -> str:
+    right = ", ".join(find(figures, model=model, metric="gate_requests_right_of_600").value for model in MODELS)
+    same = ", ".join(find(figures, model=model, metric="gate_same_tokens_of_50").value for model in MODELS)
+    videos = find(figures, model="pocket-qwen", metric="gate_videos_right_of_50").value
+    return (f"| held-out captions, documents and questions right on a CPU, by model | {right} of 600 |\n"
+            f"| videos described without a fault, pocket-qwen | {videos} of 50 |\n"
+            f"| requests with the greedy tokens of `transformers` in fp32, by model | {same} of 50 |\n"
+            "| small random checkpoints of every family against `transformers`, tap by tap | logits within 1e-3, tokens equal |\n"
+            "| bytes stored, against the closed formulas, after every step | equal |\n")  # fmt: skip
+
+
+def engine_rows(figures: list[Figure]) -> str:
+    """kvlm and llama.cpp, one machine, one run each."""
+    text = "Decode and prefill of the 8B shape on one NVIDIA H100, kvlm and llama.cpp (llama-cpp-python 0.3.36) in one run:\n"
+    text += "\n| what | kvlm | llama.cpp | ratio |\n|---|---|---|---|\n"
+    for what, ours, theirs, batch in (("decode, 1 sequence, 16-bit cache", "f16", "llama.cpp f16", "1"),
+                                      ("decode, 1 sequence, 4-bit cache", "int4", "llama.cpp q4_0", "1"),
+                                      ("decode, 16 sequences, 16-bit cache", "f16", "llama.cpp f16", "16"),
+                                      ("decode, 64 sequences, 16-bit cache", "f16", "llama.cpp f16", "64"),
+                                      ("decode, 64 sequences, 4-bit cache", "int4", "llama.cpp q4_0", "64"),
+                                      ("prefill of 3328 tokens", "f16", "llama.cpp f16", "1")):  # fmt: skip
+        metric = "engine_prefill_tokens_s" if "prefill" in what else "engine_decode_tokens_s"
+        own, other = (find(figures, spec=spec, metric=metric, batch=batch).number() for spec in (ours, theirs))
+        text += f"| {what} | {own:,.0f} tokens/s | {other:,.0f} tokens/s | {own / other:.2f} |\n"
+    cpu = [find(figures, spec=spec, metric=f"engine_{what}_2_threads_tokens_s").number()
+           for what in ("prefill", "decode") for spec in ("kvlm bf16", "llama.cpp BF16", "llama.cpp Q4_0")]  # fmt: skip
+    return text + f"""
+On two threads of an Intel Xeon (AMX), a 1.1B shape: prefill {cpu[0]:.1f} tokens/s against {cpu[1]:.1f} with llama.cpp's BF16 and
+{cpu[2]:.1f} with its Q4_0; decode {cpu[3]:.1f} against {cpu[4]:.1f} and {cpu[5]:.1f}. kvlm has no 8- or 4-bit weights yet, so llama.cpp with
+quantized weights is faster on a CPU. kvlm's towers against those of `transformers`: [engineering notes](engineering-notes.md).
+"""
+
+
+NEEDS = (  # of the README's table
+    ("the model's own answers; the reference", "f16"),
+    ("a quarter of the memory, same answers, no slower", "int4"),
+    ("fewer bits, same answers", "kivi,residual=32"),
+    ("fewest bits with nearly the same answers, many sequences", CALIBQUANT_2),
+    ("long prompts where some tokens may go (lossy)", "prefixkv,keep=0.5 + int4"),
+    ("most sequences, answers may change (lossy)", "calibquant"),
+)
+
+
+def spread(figures: list[Figure], spec: str, metric: str, digits: int) -> str:
+    """Least to greatest of the three models."""
+    values = sorted(find(figures, spec=spec, model=model, metric=metric).number() for model in MODELS)
+    low, high = (f"{value:.{digits}f}" for value in (values[0], values[-1]))
+    return low if low == high else f"{low} to {high}"
+
+
+def readme_policies(figures: list[Figure]) -> str:
+    text = ("| need | `--kv` | stored bits | captions unchanged, of 600 | decode over f16, 1 / 64 sequences | sequences in 30 GB |\n"
+            "|---|---|---|---|---|---|\n")  # fmt: skip
+    whole = data.derived(figures)
+    for need, spec in NEEDS:
+        same = find(whole, spec=spec, metric="captions_as_f16_of_600").value
+        speeds = " / ".join(f"{1 / over_f16(figures, spec, 'step_ms', batch):.2f}x" for batch in (1, 64))
+        count = find(figures, spec=spec, metric="sequences_in_30GB").value
+        text += f"| {need} | `{spec}` | {spread(figures, spec, 'captions_stored_bits', 2)} | {same} | {speeds} | {count} |\n"
+    return text
+
+
+def readme_speed(figures: list[Figure]) -> str:
+    step = find(figures, spec="f16", metric="step_ms", batch="1").number()
+    roof = find(figures, spec="f16", metric="copy_percent", batch="1").number()
+    prefill = find(figures, spec="f16", metric="prefill_ms", batch="1").number()
+    photos = find(figures, spec="int4", metric="captions_images_s").number()
+    base = find(figures, spec="f16", metric="captions_images_s").number()
+    return f"""- **Absolute speed** on one H100: an 8B shape decodes one sequence in {step:.2f} ms a token ({roof:.1f} % of the copy bandwidth)
+  and reads a prompt of 3,328 tokens in {prefill:.0f} ms, both with the f16 cache, which changes no answer. LLaVA-1.5-7B's shape
+  captions {base:.1f} images/s with `f16` and {photos:.1f} images/s with `int4`, loading included.
+"""
+
+
+def choosing(figures: list[Figure]) -> str:
+    text = ("| `--kv` | stored bits | captions unchanged, of 600 | captions, facts right | documents, ANLS | "
+            "decode over f16, 1 / 16 / 64 | prefill over f16 | sequences in 30 GB |\n|---|---|---|---|---|---|---|---|\n")  # fmt: skip
+    whole = data.derived(figures)
+    for spec in BUDGET_TABLE:
+        same = find(whole, spec=spec, metric="captions_as_f16_of_600").value
+        speeds = " / ".join(f"{1 / over_f16(figures, spec, 'step_ms', batch):.2f}x" for batch in BATCHES)
+        count = find(figures, spec=spec, metric="sequences_in_30GB").value
+        text += (f"| `{spec}` | {spread(figures, spec, 'captions_stored_bits', 2)} | {same} | "
+                 f"{spread(figures, spec, 'captions_facts', 3)} | {spread(figures, spec, 'documents_anls', 3)} | {speeds} | "
+                 f"{over_f16(figures, spec, 'prefill_ms', 1):.2f}x | {count} |\n")  # fmt: skip
+    return text
+
+
+BLOCKS = {  # parts of other pages: between <!-- NAME: made by tools/results/page.py --> and <!-- end -->
+    ("README.md", "policies"): readme_policies,
+    ("README.md", "speed"): readme_speed,
+    ("docs/choosing-a-policy.md", "choosing"): choosing,
+}
+
+
+def with_blocks(name: str, text: str, figures: list[Figure]) -> str:
+    """The page's text with its blocks made anew. ValueError if a mark is missing."""
+    for (page, block), make in BLOCKS.items():
+        if page == name:
+            start, end = f"<!-- {block}: made by tools/results/page.py -->\n", "<!-- end -->\n"
+            at = text.find(start)
+            last = text.find(end, at)
+            if at < 0 or last < 0:
+                raise ValueError(f"{name} has no lines {start.strip()} and {end.strip()}")
+            text = text[: at + len(start)] + make(figures) + text[last:]
+    return text
+
+
+TARGETS = {  # metric of docs/data/targets.csv -> what people read
+    "attention_2_bits_q4_over_f16_x": "attention at 8,192 tokens, over f16",
+    "attention_1_bit_q4_over_f16_x": "attention at 8,192 tokens, over f16",
+    "later_attention_q4_over_f16_x": "attention at 8,192 tokens, over f16",
+    "step_of_copy_percent": "decode step of one sequence, of copy bandwidth",
+    "captions_over_f16_x": "400 captions, over f16",
+    "tower_over_transformers_pixels_on_gpu_x": "InternViT over transformers, pixels on the GPU",
+    "cpu_decode_over_llama_cpp_x": "decode on a CPU, over llama.cpp",
+    "step_of_f16_x": "decode speed with one sequence, over f16",
+}
+
+
+def missed_rows(figures: list[Figure]) -> str:
+    """What docs/data/targets.csv has below its target, by its newest values, and the specs of this run below 0.95 of f16."""
+    rows = {}
+    for reached in (figure for figure in figures if figure.metric.startswith("reached_")):
+        name = reached.metric.removeprefix("reached_")
+        goal = find(figures, metric="target_" + name, spec=reached.spec, device=reached.device, model=reached.model,
+                    batch=reached.batch, prompt=reached.prompt)  # fmt: skip
+        if name in TARGETS and reached.number() < goal.number():
+            unit = next(unit for end, unit in data.UNITS.items() if name.endswith(end)).replace("%", " %")
+            spec = f"`{reached.spec}`" if reached.spec else ""
+            cells = (TARGETS[name], spec, reached.device.removeprefix("NVIDIA "))
+            rows[cells] = f"| {' | '.join(cells)} | {reached.value}{unit} | {goal.value}{unit} |\n"
+    for spec in SPEED:
+        for batch in BATCHES:
+            speed = 1 / over_f16(figures, spec, "step_ms", batch)
+            if speed < 0.95:
+                sequences = "one sequence" if batch == 1 else f"{batch} sequences"
+                what = f"decode speed with {sequences}, over f16"
+                rows.setdefault((what, f"`{spec}`", "H100"), f"| {what} | `{spec}` | H100 | {speed:.2f}x | 0.95x |\n")
+    return "| what | `--kv` | device | reached | target |\n|---|---|---|---|---|\n" + "".join(rows.values()) + "\n"
+
+
+def main() -> int:
+    figures = data.load()
+    text = results(figures)
+    if sys.argv[1:] == ["--check"]:
+        stale = [name for name in sorted({page for page, _ in BLOCKS})
+                 if with_blocks(name, old := (ROOT / name).read_text("utf-8"), figures) != old]  # fmt: skip
+        stale += ["docs/results.md"] if PAGE.read_text("utf-8") != text else []
+        for name in stale:
+            print(f"{name} is not what docs/data makes of it; run tools/results/page.py", file=sys.stderr)
+        return 1 if stale else 0
+    PAGE.write_text(text, "utf-8")
+    for name in {page for page, _ in BLOCKS}:
+        path = ROOT / name
+        path.write_text(with_blocks(name, path.read_text("utf-8"), figures), "utf-8")
+    if importlib.util.find_spec("matplotlib") is None:
+        print("page.py: no matplotlib, so the plots stay as they are; run: apt-get install python3-matplotlib", file=sys.stderr)
+        return 0
+    IMAGES.mkdir(exist_ok=True)
+    for name, (_, draw) in plots.PLOTS.items():
+        draw(figures, IMAGES / name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
