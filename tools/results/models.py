@@ -28,7 +28,8 @@ BEGIN, END = "<!-- made by tools/results/models.py -->", "<!-- end -->"
 PHOTO, SCAN = (1280, 960), (1240, 1754)  # width, height
 TEXT, ANSWER = 64, 128
 SPECS = ("f16", "int4", "calibquant,bits=2 + int4,scope=text")
-HEAD = ("`hf download` name", "disk, GB", "memory, GB", "visual tokens", "cache of a photo, MB", "cache of a page, MB", "run here")
+HEAD = ("`hf download` name", "disk, GB", "memory, GB", "visual tokens", "cache of a photo, MB", "cache of a page, MB",
+        "run here")  # fmt: skip
 
 
 def sub_configs(config):
@@ -94,7 +95,7 @@ def tower_parameters(config):
         count = 2 * patch + blocks(width, inner, vision["depth"], gated=gated, norms=2 if gated else 4)
         if kind == "qwen3_vl":
             deep = len(vision["deepstack_visual_indexes"])
-            return count + width * (1 + vision["num_position_embeddings"]) + (1 + deep) * merger + 2 * width + deep * 2 * wide, 0
+            return count + width * (3 + vision["num_position_embeddings"]) + (1 + deep) * merger + deep * 2 * wide, 0
         return count + merger + (1 if gated else 2) * width, 0
     inner, layers = vision["intermediate_size"], vision["num_hidden_layers"]
     grid = (side(vision["image_size"]) // side(vision["patch_size"])) ** 2
