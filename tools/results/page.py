@@ -141,7 +141,8 @@ vLLM, LMDeploy and SGLang were not measured: no released checkpoint is at hand, 
 On a machine with a GPU, after `cmake --preset cuda` and its build; then the page itself, anywhere:
 
     tools/results/measure.py speed --device cuda --out docs/data/speed.csv
-    tools/results/measure.py captions --device cuda --model synthetic:llava-1.5-7b --batch-size 128 --out docs/data/captions_speed.csv
+    tools/results/measure.py captions --device cuda --model synthetic:llava-1.5-7b --batch-size 128 \\
+        --out docs/data/captions_speed.csv
     tools/results/measure.py answers --device cuda --jobs 8 --batch-size 64 --out docs/data/answers.csv
     tools/results/page.py
 """
@@ -159,7 +160,7 @@ def correctness_rows(figures: list[Figure]) -> str:
     right = ", ".join(find(figures, model=model, metric="gate_requests_right_of_600").value for model in MODELS)
     same = ", ".join(find(figures, model=model, metric="gate_same_tokens_of_50").value for model in MODELS)
     videos = find(figures, model="pocket-qwen", metric="gate_videos_right_of_50").value
-    return (f"| held-out captions, documents and questions right on a CPU, by model | {right} of 600 |\n"
+    return (f"| held-out captions, documents and questions right, by model | {right} of 600 |\n"
             f"| videos described without a fault, pocket-qwen | {videos} of 50 |\n"
             f"| requests with the greedy tokens of `transformers` in fp32, by model | {same} of 50 |\n"
             "| small random checkpoints of every family against `transformers`, tap by tap | logits within 1e-3, tokens equal |\n"
