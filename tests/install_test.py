@@ -143,6 +143,22 @@ class Installed(unittest.TestCase):
         for words in (".TH VLM-KV-EXPLAIN ", "\\-\\-visual", "Tokens of the prompt", "EXAMPLES"):
             self.assertIn(words, page)
 
+    def test_man_pages_have_what_help_lacks_and_are_whole(self):
+        if shutil.which("help2man") is None or shutil.which("man") is None:
+            self.skipTest("help2man or man is not installed")
+        for page in sorted((self.prefix / "share/man/man1").iterdir()):
+            text = succeed("man", "--warnings", "-l", page, env={**os.environ, "MANWIDTH": "200", "MAN_KEEP_FORMATTING": ""})
+            sections = dict(re.findall(r"^([A-Z][A-Z ]+)\n(.*?)(?=^[A-Z]|\Z)", text, re.MULTILINE | re.DOTALL))
+            program = page.stem.split("-")
+            out = succeed(self.prefix / "bin" / "-".join(program[:2]), *program[2:], "--help")
+            summary = " ".join(re.split(r"\n\n|\nUsage:", out)[0].split()).removeprefix(f"{page.stem}: ").rstrip(".")
+            self.assertEqual(" ".join(sections["NAME"].split()), f"{page.stem} - {summary}")
+            examples = re.search(r"^Examples:\n(.*?)(?:\n\n|\Z)", out, re.MULTILINE | re.DOTALL)
+            for line in examples[1].splitlines() if examples else []:
+                self.assertIn(line.strip(), sections["EXAMPLES"])  # one command a line, as it is typed
+            for name, word in (("FILES", "share/kvlm/pocket"), ("ENVIRONMENT", "KVLM_HOME"), ("EXIT STATUS", "130")):
+                self.assertIn(word, sections[name], page.name)
+
     def test_completion_is_where_bash_looks(self):
         for program in PROGRAMS:
             text = (self.prefix / "share/bash-completion/completions" / program).read_text()
