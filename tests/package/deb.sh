@@ -45,7 +45,7 @@ folder=$(mktemp -d)
 root=$folder/debian
 mounted=
 clean_up() {
-  if [[ $mounted ]]; then umount "$root/proc" "$root/dev"; fi
+  if [[ $mounted ]]; then umount --lazy "$root/proc" "$root/dev"; fi
   if [[ $keep && -d $root ]]; then mv "$root" "$keep"; fi
   rm -rf --one-file-system "$folder"
 }

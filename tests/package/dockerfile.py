@@ -57,7 +57,7 @@ class Stage:
 
     def unmount(self, keep=0):
         while len(self.mounts) > keep:
-            subprocess.run(["umount", str(self.mounts.pop())], check=True)
+            subprocess.run(["umount", "--lazy", str(self.mounts.pop())], check=True)  # a child may be ending
 
     def run(self, command):
         user = ["--userspec", self.user] if self.user else []
