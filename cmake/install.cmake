@@ -39,3 +39,7 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/kvlmConfigVersion.cmake
 install(FILES cmake/dependencies.cmake ${PROJECT_BINARY_DIR}/kvlmConfig.cmake
   ${PROJECT_BINARY_DIR}/kvlmConfigVersion.cmake DESTINATION ${package_dir})
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+if(PROJECT_IS_TOP_LEVEL)
+  include(cmake/package.cmake)
+endif()

@@ -106,7 +106,7 @@ class Installed(unittest.TestCase):
     def test_scripts_are_those_of_the_prefix(self):
         python = self.folder / "bin/python3"  # stands in for one with matplotlib
         python.parent.mkdir()
-        python.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "$1" >>"$SEEN"\n')
+        python.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "$*" >>"$SEEN"\n')
         python.chmod(0o755)
         seen = self.folder / "seen"
         models_alone = self.folder / "models"
@@ -118,7 +118,9 @@ class Installed(unittest.TestCase):
                     "--data", self.data / "pocket/heldout/captions.jsonl", "--plot", self.folder / "plots",
                     env={**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "SEEN": str(seen),
                          "KVLM_HOME": str(home)})
-            self.assertEqual(set(seen.read_text().splitlines()), {str(self.data / "kv/plot.py")})
+            for line in seen.read_text().splitlines():  # -B: nothing is written next to the scripts
+                self.assertEqual(line.split(f"{self.data}/")[0].strip(), "-B", line)
+                self.assertIn("kv/plot.py", line)
 
     def test_scripts_find_the_modules_that_they_import(self):
         for script in (self.data / "kv").glob("*.py"):
@@ -142,6 +144,22 @@ class Installed(unittest.TestCase):
         page = (self.prefix / "share/man/man1/vlm-kv-explain.1").read_text()
         for words in (".TH VLM-KV-EXPLAIN ", "\\-\\-visual", "Tokens of the prompt", "EXAMPLES"):
             self.assertIn(words, page)
+
+    def test_man_pages_have_what_help_lacks_and_are_whole(self):
+        if shutil.which("help2man") is None or shutil.which("man") is None:
+            self.skipTest("help2man or man is not installed")
+        for page in sorted((self.prefix / "share/man/man1").iterdir()):
+            text = succeed("man", "--warnings", "-l", page, env={**os.environ, "MANWIDTH": "200", "MAN_KEEP_FORMATTING": ""})
+            sections = dict(re.findall(r"^([A-Z][A-Z ]+)\n(.*?)(?=^[A-Z]|\Z)", text, re.MULTILINE | re.DOTALL))
+            program = page.stem.split("-")
+            out = succeed(self.prefix / "bin" / "-".join(program[:2]), *program[2:], "--help")
+            summary = " ".join(re.split(r"\n\n|\nUsage:", out)[0].split()).removeprefix(f"{page.stem}: ").rstrip(".")
+            self.assertEqual(" ".join(sections["NAME"].split()), f"{page.stem} - {summary}")
+            examples = re.search(r"^Examples:\n(.*?)(?:\n\n|\Z)", out, re.MULTILINE | re.DOTALL)
+            for line in examples[1].splitlines() if examples else []:
+                self.assertIn(line.strip(), sections["EXAMPLES"])  # one command a line, as it is typed
+            for name, word in (("FILES", "share/kvlm/pocket"), ("ENVIRONMENT", "KVLM_HOME"), ("EXIT STATUS", "130")):
+                self.assertIn(word, sections[name], page.name)
 
     def test_completion_is_where_bash_looks(self):
         for program in PROGRAMS:

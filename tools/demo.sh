@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# From a fresh clone to a caption: builds vlm-run and shows a bundled model a bundled picture.
+# From a fresh clone to a caption: builds the programs and shows a bundled model a bundled image.
 #
 #   tools/demo.sh                                 caption of the first held-out scene
 #   tools/demo.sh -p "How many objects are there?"     any further options of vlm-run
-#   tools/demo.sh --image cat.png                 another picture
+#   tools/demo.sh --image cat.png                 another image
+#
+# Afterwards `cmake --install build/release --prefix PREFIX` finds all that it installs.
 set -euo pipefail
 
 folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -15,14 +17,30 @@ fail() {
   exit 1
 }
 
-# quietly NAME COMMAND...: runs the command with its output in the log, which is shown if it fails.
+# failed STEP: shows the end of the log and stops.
+failed() {
+  tail -n 30 "$log" >&2
+  fail "$1; all of its output is in build/demo.log"
+}
+
+# quietly STEP COMMAND...: runs the command with its output in the log, which is shown if it fails.
 quietly() {
   local name=$1
   shift
-  (cd "$folder" && "$@") </dev/null >>"$log" 2>&1 || {
-    tail -n 30 "$log" >&2
-    fail "$name; all of its output is in build/demo.log"
-  }
+  (cd "$folder" && "$@") </dev/null >>"$log" 2>&1 || failed "$name"
+}
+
+# progress: ninja's output into the log, and its [n/N] on one line of a terminal.
+progress() {
+  local line shown=
+  while IFS= read -r line; do
+    printf '%s\n' "$line" >>"$log"
+    if [[ -t 1 && $line == \[*/*\]* ]]; then
+      printf '\rdemo: %s' "${line%%]*}]"
+      shown=1
+    fi
+  done
+  if [[ $shown ]]; then echo; fi
 }
 
 image=()
@@ -30,7 +48,7 @@ case " $* " in
   *" --image "* | *" --image="* | *" --batch "* | *" --batch="*) ;;
   *)
     pictures=("$folder"/tools/pocket/heldout/scenes/*.png)
-    [[ -f ${pictures[0]} ]] || fail "no picture in tools/pocket/heldout/scenes"
+    [[ -f ${pictures[0]} ]] || fail "no image in tools/pocket/heldout/scenes"
     image=(--image "${pictures[0]}")
     ;;
 esac
@@ -39,8 +57,10 @@ mkdir -p "$folder/build"
 : >"$log"
 echo "demo: installing what is missing"
 quietly "install what is missing" tools/setup.sh
-echo "demo: building vlm-run in build/release (some minutes the first time)"
+echo "demo: building vlm-run, vlm-kv and vlm-bench in build/release (some minutes the first time)"
 quietly "configure" cmake --preset release
-quietly "build" cmake --build --preset release --target vlm-run -j "$(nproc)"
+# All that cmake --install takes: the programs and, with them, the libraries; no test.
+(cd "$folder" && cmake --build --preset release --target vlm-run vlm-kv vlm-bench -j "$(nproc)") </dev/null 2>&1 |
+  progress || failed "build"
 if ((${#image[@]})); then echo "demo: vlm-run --image ${image[1]#"$folder/"}${*:+ $*}"; fi
 exec "$program" -q "${image[@]}" "$@"

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Installs what building and testing needs and is missing, from Debian's packages (Debian 12).
+# Installs what building and testing needs and is missing, from the system's packages (Debian 12, Ubuntu 24.04).
 #
 #   tools/setup.sh          compiler, libraries, test framework
 #   tools/setup.sh --video  and FFmpeg's libraries, so that video files are read
 #   tools/setup.sh --test   and matplotlib and numpy, so that plots and intervals are tested too
 #   tools/setup.sh --lint   and clang-format, clang-tidy, shellcheck
+#   tools/setup.sh --deb    and what cpack -G DEB calls
 #
 # Does nothing, quickly, when all is there. Needs root or sudo only if something is missing.
 set -euo pipefail
@@ -24,17 +25,22 @@ packages=(
   libgtest-dev libgmock-dev libbenchmark-dev
   help2man                 # man pages
 )
+if grep -qsx 'ID=ubuntu' /etc/os-release; then
+  packages+=(libprotobuf-dev) # Ubuntu's libsentencepiece-dev needs it and does not say so
+fi
 video_packages=(libavformat-dev libavcodec-dev libswscale-dev libavutil-dev)
 test_packages=(python3-matplotlib python3-numpy)
 lint_packages=(clang-format clang-tidy shellcheck)
+deb_packages=(dpkg-dev)
 
 for argument in "$@"; do
   case $argument in
     --video) packages+=("${video_packages[@]}") ;;
     --test) packages+=("${test_packages[@]}") ;;
     --lint) packages+=("${lint_packages[@]}") ;;
+    --deb) packages+=("${deb_packages[@]}") ;;
     *)
-      echo "setup.sh: unknown argument '$argument'; there are --video, --test and --lint" >&2
+      echo "setup.sh: unknown argument '$argument'; there are --video, --test, --lint and --deb" >&2
       exit 2
       ;;
   esac

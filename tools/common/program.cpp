@@ -176,7 +176,7 @@ bool is_terminal(int descriptor) noexcept { return isatty(descriptor) == 1; }
 
 void run_script(const std::string& script, const std::vector<std::string>& arguments) {
   const std::string path = shipped(script).string();
-  std::vector<std::string> words{"python3", path};
+  std::vector<std::string> words{"python3", "-B", path};  // no __pycache__ among installed files
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
