@@ -255,7 +255,7 @@ DOCUMENTED = [
     Case("python3 score.py captions.pred.jsonl documents.pred.jsonl questions.pred.jsonl clips.pred.jsonl --gate --clips",
          [matches(r"captions_exact +1\.50%", r"questions_accuracy +1\.50%", "below the gate: captions_exact")],
          {"score.py": "tools/pocket/score.py"}, status=1),
-    # docs/report.md, with what needs no package but numpy
+    # docs/evaluation.md, "The report page", with what needs no package but numpy
     *(Case(f"build/eval-venv/bin/python3 tools/eval/{script} --out OUT/{name} --kv f16 --kv kivi,residual=32 --kv calibquant,bits=2",
            [prints("| `f16` | heldout-first-2 | native | 2 |")],
            {"build/eval-venv/bin/python3": "python3", "--out": f"--limit 2 --fidelity 1 --build build/release{skip} --out"})
@@ -265,7 +265,7 @@ DOCUMENTED = [
              words in (o.folder / "OUT/report/report.md").read_text() for words in ("### At equal stored bytes", "n = 2, "))
           else "the page lacks what it should say"],
          {"build/eval-venv/bin/python3": "python3", "--out": "--skip plots --build build/release --out"}, needs="numpy"),
-    # docs/evaluation.md, docs/clusters.md: on our own sets, with what needs no package; eval_scores_test.py has the others
+    # docs/evaluation.md: on our own sets, with what needs no package; eval_scores_test.py has the others
     *(Case(f"{_VENV} tools/eval/{script} --out OUT --annotations {annotations} --model MODEL --kv f16 --kv kivi",
            [matches(*(rf"\| pocket \| `{spec}` \| heldout-first-2 \| native \| 2 \| 1.0000 \|" for spec in ("f16", "kivi")))],
            {_VENV: "python3", "OUT": script, f"--annotations {annotations} --model MODEL": _FEW + skip})
