@@ -28,15 +28,17 @@ int64_t set_bits(const uint64_t* words, int count) {
 void check_format(std::string_view op, const PackedFormat& format) {
   if (format.sections < 1 || format.sections > 2 ||
       (format.sections == 2 && format.axis != ScaleAxis::kChannel)) {
-    refuse("{}: a format of {} sections, expected one, or two with a scale per channel", op,
+    refuse("{}: a format of {} sections; expected one, or two with a scale per channel", op,
            format.sections);
   }
   for (int i = 0; i < format.sections; ++i) {
     const PackedSection& section = format.section[static_cast<size_t>(i)];
     if (section.channels < 1 || section.code < CodeFormat::kBits1 ||
         section.code > CodeFormat::kTrit2b) {
-      refuse("{}: section {} has {} channels and code format {}, expected at least one channel", op,
-             i, section.channels, static_cast<int>(section.code));
+      refuse(
+          "{}: section {} has {} channels and code format {}; expected at least one channel and a "
+          "known format",
+          op, i, section.channels, static_cast<int>(section.code));
     }
   }
   if (format.axis == ScaleAxis::kToken && format.group_size < 1) {
@@ -56,12 +58,12 @@ int64_t check_blocks(std::string_view op, const PackedFormat& format,
   for (const PackedBlock& block : blocks) {
     const int64_t live = block.live != nullptr ? set_bits(block.live, block.rows) : block.rows;
     if (block.rows < 0 || block.live_rows != live) {
-      refuse("{}: a block of {} rows states {} live ones and marks {}", op, block.rows,
+      refuse("{}: a block of {} rows claims {} tokens, but {} are marked", op, block.rows,
              block.live_rows, live);
     }
     if (block.rows > 0 && (block.codes == nullptr || block.scales == nullptr ||
                            (stores_zeros && block.zeros == nullptr))) {
-      refuse("{}: a block of {} rows lacks its codes, scales or zero points", op, block.rows);
+      refuse("{}: a block of {} rows has no codes, scales or zero points", op, block.rows);
     }
     live_rows += live;
   }
@@ -74,7 +76,7 @@ int64_t check_even_blocks(std::string_view op, const PackedFormat& format,
   if (blocks.size() < 2) return check_blocks(op, format, blocks);
   if (blocks.back().rows > blocks.front().rows) {
     refuse(
-        "{}: blocks that lie evenly begin with {} rows and end with {}, expected at most as many",
+        "{}: evenly spaced blocks begin with {} rows and end with {}; the last may not be larger",
         op, blocks.front().rows, blocks.back().rows);
   }
   const int64_t first = check_blocks(op, format, blocks.first(1));
@@ -83,21 +85,22 @@ int64_t check_even_blocks(std::string_view op, const PackedFormat& format,
 }
 
 void check_run(std::string_view op, const SlotRun& run) {
-  if (run.slots < 0) refuse("{}: a run of {} slots", op, run.slots);
+  if (run.slots < 0) refuse("{}: a segment of {} slots; expected at least 0", op, run.slots);
   if (run.format != nullptr) {
     check_format(op, *run.format);
     const int64_t live_rows = run.code_stride == 0 ? check_blocks(op, *run.format, run.blocks)
                                                    : check_even_blocks(op, *run.format, run.blocks);
     if (live_rows != run.slots) {
-      refuse("{}: the blocks of a run have {} live rows for {} slots", op, live_rows, run.slots);
+      refuse("{}: the blocks of a segment hold {} tokens, expected {}", op, live_rows, run.slots);
     }
     return;
   }
   if (!check::is_floating(run.dtype)) {
-    refuse("{}: a run of rows holds {}, expected f32, f16 or bf16", op, dtype_name(run.dtype));
+    refuse("{}: a segment of unquantized tokens holds {}, expected f32, f16 or bf16", op,
+           dtype_name(run.dtype));
   }
   if (run.slots > 0 && run.rows == nullptr) {
-    refuse("{}: a run of {} slots has no rows", op, run.slots);
+    refuse("{}: a segment of {} slots has no data", op, run.slots);
   }
 }
 
@@ -109,12 +112,13 @@ void check_keys(std::string_view op, const PackedLane& lane, int head_dim) {
     if (run.selection != nullptr) refuse("{}: keys may not be selected", op);
     if (run.format == nullptr) continue;
     if (run.q == nullptr && run.format->channels() != head_dim) {
-      refuse("{}: packed keys of {} channels meet a query of {}; give the run a query of its own",
-             op, run.format->channels(), head_dim);
+      refuse(
+          "{}: packed keys have {} channels, but the query has {}; give the segment its own query",
+          op, run.format->channels(), head_dim);
     }
   }
   if (slots != lane.slots) {
-    refuse("{}: the keys hold {} slots, the lane {}", op, slots, lane.slots);
+    refuse("{}: the keys hold {} slots, the KV head {}", op, slots, lane.slots);
   }
 }
 
@@ -122,7 +126,7 @@ void check_keys(std::string_view op, const PackedLane& lane, int head_dim) {
 void check_selection(std::string_view op, const SlotRun& run) {
   const int64_t ones = set_bits(run.selection, run.selected_of);
   if (run.slots != (run.selected_bit ? ones : run.selected_of - ones)) {
-    refuse("{}: a run of {} slots selects {} of {} with bit {}", op, run.slots, ones,
+    refuse("{}: a segment of {} slots selects {} of {} with bit {}", op, run.slots, ones,
            run.selected_of, run.selected_bit);
   }
 }
@@ -145,26 +149,26 @@ void check_values(std::string_view op, const PackedLane& lane, int head_dim) {
     selected += run.slots;
     if (!run.selection_ends) continue;
     if (selected != run.selected_of) {
-      refuse("{}: the runs of a selection hold {} of {} slots", op, selected, run.selected_of);
+      refuse("{}: the segments of a selection hold {} of {} slots", op, selected, run.selected_of);
     }
     slots += std::exchange(selected, 0);
   }
   if (slots != lane.slots || selected != 0) {
-    refuse("{}: the values hold {} slots, the lane {}", op, slots, lane.slots);
+    refuse("{}: the values hold {} slots, the KV head {}", op, slots, lane.slots);
   }
 }
 
 void check_lane(std::string_view op, const PackedLane& lane, int head_dim) {
   if (lane.slots < 0 || lane.out == nullptr ||
       (lane.slots > 0 && (lane.q == nullptr || lane.weights == nullptr))) {
-    refuse("{}: a lane of {} slots lacks its query, weights or output", op, lane.slots);
+    refuse("{}: a KV head with {} slots has no query, weights or output", op, lane.slots);
   }
   check_keys(op, lane, head_dim);
   check_values(op, lane, head_dim);
   for (const ScoreRemap& remap : lane.remaps) {
     if (remap.first < 0 || remap.slots < 0 || remap.first > lane.slots - remap.slots) {
-      refuse("{}: a remap of {} slots from {} in a lane of {}", op, remap.slots, remap.first,
-             lane.slots);
+      refuse("{}: a remap of {} slots from {} on, in a KV head with {}", op, remap.slots,
+             remap.first, lane.slots);
     }
   }
 }
@@ -185,7 +189,7 @@ void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> bloc
   constexpr std::string_view kOp = "unpack_blocks";
   check_format(kOp, format);
   const int64_t rows = check_blocks(kOp, format, blocks);
-  if (rows > 0 && out == nullptr) refuse("{}: {} rows have nowhere to go", kOp, rows);
+  if (rows > 0 && out == nullptr) refuse("{}: {} rows have no destination", kOp, rows);
   if (check::on_gpu(stream)) return cuda::unpack_blocks(format, blocks, out, stream);
   cpu::unpack_blocks(format, blocks, out, stream);
 }

@@ -22,11 +22,11 @@ using check::refuse;
 /// `rows` hold numbers and have memory; `index` says which of them in a message.
 void check_rows(std::string_view op, size_t index, const KeyValueRows& rows) {
   if (!check::is_floating(rows.dtype)) {
-    refuse("{}: run {} of cached rows holds {}, expected f32, f16 or bf16", op, index,
+    refuse("{}: segment {} of the cache holds {}, expected f32, f16 or bf16", op, index,
            dtype_name(rows.dtype));
   }
   if (rows.rows < 0 || (rows.rows > 0 && (rows.keys == nullptr || rows.values == nullptr))) {
-    refuse("{}: run {} states {} cached rows but not where they are", op, index, rows.rows);
+    refuse("{}: segment {} claims {} cached tokens but has no data", op, index, rows.rows);
   }
 }
 
@@ -52,7 +52,7 @@ void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensor
   check_attention(kOp, out, q, k, v, scale, multiply, stream);
   const int64_t kv_heads = k.shape()[1];
   if (past.size() % static_cast<size_t>(kv_heads) != 0) {
-    refuse("{}: {} past runs are not the same number for each of {} kv heads", kOp, past.size(),
+    refuse("{}: {} cached segments cannot be split evenly over {} KV heads", kOp, past.size(),
            kv_heads);
   }
   for (size_t i = 0; i < past.size(); ++i) check_rows(kOp, i, past[i]);
@@ -67,12 +67,12 @@ namespace {
 void check_bounds(std::span<const int32_t> bounds) {
   constexpr std::string_view kOp = "Segments";
   if (bounds.size() < 2 || bounds.front() != 0) {
-    refuse("{}: {} bounds from {} on, expected at least two, from 0 on", kOp, bounds.size(),
+    refuse("{}: {} bounds from {} on; expected at least two, beginning at 0", kOp, bounds.size(),
            bounds.empty() ? 0 : bounds.front());
   }
   for (size_t i = 1; i < bounds.size(); ++i) {
     if (bounds[i] <= bounds[i - 1]) {
-      refuse("{}: bound {} is {} after {}, expected a larger one", kOp, i, bounds[i],
+      refuse("{}: bound {} is {}, after {}; expected ascending bounds", kOp, i, bounds[i],
              bounds[i - 1]);
     }
   }
@@ -141,8 +141,9 @@ void check_product(TensorView out, ConstTensorView qkv, float scale, Stream& str
   check::dtype(kOp, "out", out, qkv.dtype());
   check::disjoint(kOp, "out", out, "qkv", qkv);
   if (shape[2] < 1 || shape[3] < 8 || shape[3] > 256 || shape[3] % 8 != 0) {
-    refuse("{}: {} heads of {}, expected at least one of a multiple of 8 up to 256", kOp, shape[2],
-           shape[3]);
+    refuse(
+        "{}: {} heads of {} channels; expected at least one head of a multiple of 8, at most 256",
+        kOp, shape[2], shape[3]);
   }
   if (!std::isfinite(scale) || scale <= 0) {
     refuse("{}: scale is {}, expected a positive number", kOp, scale);
@@ -156,8 +157,9 @@ void segment_attention(TensorView out, ConstTensorView qkv, const Segments& segm
   check_product(out, qkv, scale, stream);
   check_segments("segment_attention", segments, qkv.shape()[0]);
   if (!check::on_gpu(stream)) {
-    throw Error(ErrorCode::kUnsupported,
-                "segment_attention: the CPU attends in f32 only; give q, k and v apart");
+    throw Error(
+        ErrorCode::kUnsupported,
+        "segment_attention: the CPU attends in f32 only; pass q, k and v as separate tensors");
   }
   cuda::segment_attention(out, qkv, segments, scale, stream);
 }
@@ -171,11 +173,11 @@ void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim
     check_rows(kOp, i, piece.cached);
     if (piece.q == nullptr || piece.state.max == nullptr || piece.state.sum == nullptr ||
         piece.state.out == nullptr) {
-      refuse("{}: piece {} lacks its query or its state", kOp, i);
+      refuse("{}: part {} has no query or no attention state", kOp, i);
     }
   }
   if (check::on_gpu(stream)) {
-    refuse("{}: a stream of {}, expected one of the CPU", kOp, device_name(stream.device()));
+    refuse("{}: the stream is on {}, expected the CPU", kOp, device_name(stream.device()));
   }
   cpu::attend_rows(pieces, q_per_kv, head_dim, scale, stream);
 }

@@ -17,8 +17,8 @@ void check_terms(const RowBlend& blend) {
       blend.indices.size() % static_cast<size_t>(blend.terms) != 0 ||
       blend.weights.size() != blend.indices.size()) {
     check::refuse(
-        "blend_rows: {} indices and {} weights are not whole rows of {} terms; "
-        "expected as many of each, and 1 to 4 terms",
+        "blend_rows: {} indices and {} weights are not whole rows of {} terms; expected as many of "
+        "each, and 1 to 4 terms",
         blend.indices.size(), blend.weights.size(), blend.terms);
   }
 }

@@ -25,9 +25,9 @@ void check_bytes(TensorView to, ConstTensorView from, ConstTensorView values, St
       columns % groups != 0 || from.device().kind != DeviceKind::kCpu ||
       values.device().kind != DeviceKind::kCpu) {
     check::refuse(
-        "{}: bytes of {} on {} do not go to {} by {} tables on {}; expected as many "
-        "rows, no fewer columns, a number of tables that divides the columns, and "
-        "bytes and tables on the CPU",
+        "{}: bytes of shape {} on {} cannot be converted to {} with {} tables on {}; expected "
+        "equal rows, no fewer columns, a number of tables that divides the columns, and bytes and "
+        "tables on the CPU",
         kOp, from.shape().str(), device_name(from.device()), to.shape().str(), groups,
         device_name(values.device()));
   }

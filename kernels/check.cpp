@@ -22,7 +22,7 @@ void on_stream(std::string_view op, std::string_view name, const ConstTensorView
 void attends_on_cpu(std::string_view op, const Stream& stream) {
   if (stream.device().kind == DeviceKind::kCpu) return;
   throw Error(ErrorCode::kUnsupported,
-              fmt::format("{}: the stream runs on {}, expected the CPU; attend with a DecodeTable",
+              fmt::format("{}: the stream is on {}, expected the CPU; use a DecodeTable on a GPU",
                           op, device_name(stream.device())));
 }
 
@@ -92,8 +92,7 @@ void made_together(std::string_view op, const ConstTensorView& qkv, const Stream
 void decode_sizes(std::string_view op, int q_per_kv, int head_dim, float scale) {
   if (q_per_kv < 1 || head_dim < 1 || !std::isfinite(scale)) {
     refuse(
-        "{}: q_per_kv {}, head_dim {} and scale {}, expected two positive numbers and a finite "
-        "one",
+        "{}: q_per_kv {}, head_dim {} and scale {}; expected two positive numbers and a finite one",
         op, q_per_kv, head_dim, scale);
   }
 }
@@ -119,13 +118,14 @@ void queries_and_keys(std::string_view op, const ConstTensorView& q, const Const
            k.shape().str());
   }
   if (q_heads % kv_heads != 0) {
-    refuse("{}: {} query heads cannot share {} kv heads evenly", op, q_heads, kv_heads);
+    refuse("{}: {} query heads are not a multiple of {} KV heads", op, q_heads, kv_heads);
   }
   f32(op, "q", q, stream);
   f32(op, "k", k, stream);
   if (!std::isfinite(scale)) refuse("{}: scale is {}, expected a finite number", op, scale);
   if (!is_floating(multiply)) {
-    refuse("{}: multiply is {}, expected f32, f16 or bf16", op, dtype_name(multiply));
+    refuse("{}: the type to multiply in is {}, expected f32, f16 or bf16", op,
+           dtype_name(multiply));
   }
 }
 

@@ -26,7 +26,7 @@ template <class... Args>
 /// Past rows of one kv_head, the same for all of them.
 int64_t check_past(std::span<const KeyValueRows> past, int64_t kv_heads) {
   if (past.size() % static_cast<size_t>(kv_heads) != 0) {
-    refuse("{} past runs are not the same number for each of {} kv heads", past.size(), kv_heads);
+    refuse("{} cached segments cannot be split evenly over {} KV heads", past.size(), kv_heads);
   }
   const size_t runs = past.size() / static_cast<size_t>(kv_heads);
   int64_t first_rows = 0;
@@ -35,16 +35,18 @@ int64_t check_past(std::span<const KeyValueRows> past, int64_t kv_heads) {
     for (size_t i = head * runs; i < (head + 1) * runs; ++i) {
       const KeyValueRows& run = past[i];
       if (!check::is_floating(run.dtype)) {
-        refuse("run {} of past rows holds {}, expected f32, f16 or bf16", i, dtype_name(run.dtype));
+        refuse("segment {} of the cache holds {}, expected f32, f16 or bf16", i,
+               dtype_name(run.dtype));
       }
       if (run.rows < 0 || (run.rows > 0 && run.keys == nullptr)) {
-        refuse("run {} states {} past rows but not where their keys are", i, run.rows);
+        refuse("segment {} claims {} cached tokens but has no keys", i, run.rows);
       }
       rows += run.rows;
     }
     if (head == 0) first_rows = rows;
     if (rows != first_rows) {
-      refuse("kv head {} has {} past rows, expected {} as kv head 0", head, rows, first_rows);
+      refuse("KV head {} has {} cached tokens, expected {} as in KV head 0", head, rows,
+             first_rows);
     }
   }
   return first_rows;
@@ -66,7 +68,8 @@ int64_t check_operands(ConstTensorView q, ConstTensorView k, std::span<const Key
     refuse("first_row is {}, expected 0 to {}, the last row of q", rows.first, n - 1);
   }
   if (!(rows.newest_weight >= 0) || !std::isfinite(rows.newest_weight)) {
-    refuse("the newest row weighs {}, expected a finite number of at least 0", rows.newest_weight);
+    refuse("the weight of the newest token is {}, expected a finite number of at least 0",
+           rows.newest_weight);
   }
   return columns;
 }
@@ -74,7 +77,7 @@ int64_t check_operands(ConstTensorView q, ConstTensorView k, std::span<const Key
 void check_values(std::span<const KeyValueRows> past) {
   for (size_t i = 0; i < past.size(); ++i) {
     if (past[i].rows > 0 && past[i].values == nullptr) {
-      refuse("run {} states {} past rows but not where their values are", i, past[i].rows);
+      refuse("segment {} claims {} cached tokens but has no values", i, past[i].rows);
     }
   }
 }
@@ -82,7 +85,7 @@ void check_values(std::span<const KeyValueRows> past) {
 void check_result(const QueuedSums& result, int64_t columns) {
   if (result.sums == nullptr || result.stride < columns || result.held < 0 ||
       result.held > columns) {
-    refuse("sums have rows of {} of which {} hold something, expected room for {} columns",
+    refuse("sums have rows of {}, of which {} are used; expected space for {} columns",
            result.stride, result.held, columns);
   }
 }

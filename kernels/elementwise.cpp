@@ -22,8 +22,8 @@ void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> i
   for (size_t row = 0; row < ids.size(); ++row) {
     if (ids[row] < 0 || ids[row] >= table.shape()[0]) {
       check::refuse(
-          "gather_rows: id {} at place {} is outside the table of {} entries; "
-          "check that the tokenizer belongs to the model",
+          "gather_rows: id {} at position {} is outside the table of {} entries; check that the "
+          "tokenizer belongs to the model",
           ids[row], row, table.shape()[0]);
     }
   }
@@ -56,8 +56,9 @@ void check_upload(TensorView to, ConstTensorView from, Stream& stream) {
   check::floating(kOp, "to", to, stream);
   if (to.shape()[0] != from.shape()[0] || to.shape()[1] < from.shape()[1] ||
       to.device().kind == DeviceKind::kCpu || from.device().kind != DeviceKind::kCpu) {
-    check::refuse("{}: rows of {} on {} do not go to {} on {}", kOp, from.shape().str(),
-                  device_name(from.device()), to.shape().str(), device_name(to.device()));
+    check::refuse("{}: rows of shape {} on {} cannot be copied to {} on {}", kOp,
+                  from.shape().str(), device_name(from.device()), to.shape().str(),
+                  device_name(to.device()));
   }
 }
 

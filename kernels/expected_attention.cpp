@@ -17,8 +17,10 @@ using check::refuse;
 
 void check_future(const FutureQueries& future, int64_t n, int64_t head_dim) {
   if (future.first_row < 0 || future.first_row >= n) {
-    refuse("expected_attention: first_row is {}, expected 0 to {}, so that a row of q is left",
-           future.first_row, n - 1);
+    refuse(
+        "expected_attention: first_row is {}, expected 0 to {}, so that at least one row of q "
+        "remains",
+        future.first_row, n - 1);
   }
   if (future.positions < 1)
     refuse("expected_attention: {} positions, expected at least one", future.positions);
@@ -34,16 +36,16 @@ void check_future(const FutureQueries& future, int64_t n, int64_t head_dim) {
 /// Every row of q has a key in each of the heads that share its query heads.
 void check_keys(std::span<const StoredRows> keys, int64_t n, int64_t q_heads) {
   if (q_heads % static_cast<int64_t>(keys.size()) != 0) {
-    refuse("expected_attention: {} query heads cannot share {} kv heads evenly", q_heads,
+    refuse("expected_attention: {} query heads are not a multiple of {} KV heads", q_heads,
            keys.size());
   }
   for (size_t h = 0; h < keys.size(); ++h) {
     if (keys[h].rows != n || keys[h].data == nullptr) {
-      refuse("expected_attention: kv head {} has {} keys, expected {}, one for each row of q", h,
+      refuse("expected_attention: KV head {} has {} keys, expected {}, one for each row of q", h,
              keys[h].data == nullptr ? 0 : keys[h].rows, n);
     }
     if (!check::is_floating(keys[h].dtype)) {
-      refuse("expected_attention: kv head {} holds {}, expected f32, f16 or bf16", h,
+      refuse("expected_attention: KV head {} holds {}, expected f32, f16 or bf16", h,
              dtype_name(keys[h].dtype));
     }
   }
@@ -60,14 +62,14 @@ void expected_attention(const FutureQueries& future, ConstTensorView q,
   const int64_t n = q.shape()[0];
   if (q.elements() == 0 || keys.empty()) {
     refuse(
-        "expected_attention: q has shape {} and there are {} kv heads, expected at least one "
-        "number and one head",
+        "expected_attention: q has shape {} and there are {} KV heads; expected non-empty "
+        "dimensions and at least one head",
         q.shape().str(), keys.size());
   }
   check_future(future, n, q.shape()[2]);
   check_keys(keys, n, q.shape()[1]);
   if (weights.size() != keys.size() * static_cast<size_t>(n)) {
-    refuse("expected_attention: weights has {} entries, expected {} kv heads times {} rows",
+    refuse("expected_attention: weights has {} entries, expected {} KV heads times {} rows",
            weights.size(), keys.size(), n);
   }
   if (check::on_gpu(stream)) return cuda::expected_attention(future, q, keys, weights, stream);

@@ -81,7 +81,7 @@ void check_tail(TensorView y, ConstTensorView x, ConstTensorView w, const Linear
   if (tail.gated) {
     check::shape(kLinear, "w", w, {2 * columns, x.shape()[1]}, "(out, in) for the rows of x");
   }
-  check::shape(kLinear, "y", y, {x.shape()[0], columns}, "the columns that the tail leaves");
+  check::shape(kLinear, "y", y, {x.shape()[0], columns}, "the columns that the tail does not use");
   check::activation(kLinear, "y", y);
   check::on_stream(kLinear, "y", y, stream);
   check::disjoint(kLinear, "y", y, "x", x);
@@ -90,8 +90,8 @@ void check_tail(TensorView y, ConstTensorView x, ConstTensorView w, const Linear
   }
   if ((tail.gated && !tail.activation) || (tail.add && y.dtype() != DType::kF32)) {
     check::refuse("{}: {}", kLinear,
-                  tail.gated ? "a gated product has no activation; give one"
-                             : "halves cannot be added to; give f32");
+                  tail.gated ? "a gated product needs an activation; set one"
+                             : "results in f16 cannot be added to; use f32");
   }
 }
 

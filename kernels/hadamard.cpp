@@ -18,8 +18,8 @@ void check_vectors(const HadamardRows& some, const ConstTensorView& first, Strea
   if (shape.rank() == 0 || shape.back() < 1 || shape.back() > kMostDim ||
       shape.back() != first.shape().back()) {
     check::refuse(
-        "hadamard: vectors of {} numbers beside {}; expected 1 to {} in every "
-        "tensor of a call, and as many",
+        "hadamard: vectors of {} numbers in a call with vectors of {}; expected 1 to {}, equal in "
+        "every tensor of the call",
         shape.rank() == 0 ? 0 : shape.back(), first.shape().rank() == 0 ? 0 : first.shape().back(),
         kMostDim);
   }

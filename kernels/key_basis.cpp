@@ -20,7 +20,7 @@ void check_basis(const KeyBasis& basis, BasisChange change) {
   if (basis.dim < 1 || basis.dim > kMaxDim || basis.first < 0 ||
       (elements != 0 && elements != n * n)) {
     check::refuse(
-        "change_basis: {} channels, those from {} on by a matrix of {} numbers; expected 1 to {} "
+        "change_basis: {} channels, those from {} on with a matrix of {} numbers; expected 1 to {} "
         "channels and a square matrix",
         basis.dim, basis.first, elements, kMaxDim);
   }
@@ -45,8 +45,8 @@ void channel_ends(std::span<const float* const> x, int rows, int dim, std::span<
   const size_t expected = x.size() * static_cast<size_t>(std::max(dim, 0));
   if (rows < 1 || dim < 1 || low.size() != expected || high.size() != expected) {
     check::refuse(
-        "channel_ends: {} arrays of {} rows of {} channels into {} and {} numbers, expected rows "
-        "and {} numbers each",
+        "channel_ends: {} arrays of {} rows of {} channels, into outputs of {} and {} numbers; "
+        "expected rows, and outputs of {} numbers each",
         x.size(), rows, dim, low.size(), high.size(), expected);
   }
   if (stream.device().kind == DeviceKind::kCuda) {

@@ -16,8 +16,8 @@ void merge_rows(MergeRule rule, const RowMerge& merge, Stream& stream) {
       merge.merged_keys == nullptr || merge.merged_values == nullptr || merge.kept.empty() ||
       merge.kept.front() < 0 || merge.kept.back() >= merge.rows || merge.dim < 1) {
     check::refuse(
-        "merge_rows: {} of {} rows of {} channels are kept, expected at least "
-        "one, ascending, all below the number of rows, and memory",
+        "merge_rows: {} of {} rows of {} channels are kept; kept must be a non-empty ascending "
+        "list of row indices below the number of rows, and x not null",
         merge.kept.size(), merge.rows, merge.dim);
   }
   if (merge.lone_first < 0 || merge.lone_last < 0 ||
@@ -25,8 +25,8 @@ void merge_rows(MergeRule rule, const RowMerge& merge, Stream& stream) {
           merge.kept.size() ||
       (rule == MergeRule::kFeature && merge.lone_first + merge.lone_last > 0)) {
     check::refuse(
-        "merge_rows: of {} kept rows no row may join the first {} and the last "
-        "{}, expected no more than there are, and none where keys decide",
+        "merge_rows: of {} kept indices the first {} and the last {} take no merged rows; expected "
+        "at most as many as there are, and none if keys decide",
         merge.kept.size(), merge.lone_first, merge.lone_last);
   }
   if (check::on_gpu(stream)) return cuda::merge_rows(rule, merge, stream);

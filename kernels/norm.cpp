@@ -112,8 +112,8 @@ void compose(TensorView y, TensorView x, Residual residual, std::span<const Adde
 void add_norm(TensorView y, TensorView x, Residual residual, std::span<const Addend> addends,
               ConstTensorView weight, ConstTensorView bias, float eps, Stream& stream) {
   if (addends.empty() || addends.size() > 2 || (y.empty() && residual == Residual::kSame)) {
-    check::refuse("{}: {} addends and {}; give one or two, and what they are for", kAddNorm,
-                  addends.size(), y.empty() ? "no y" : "y");
+    check::refuse("{}: {} tensors to add and {}; pass one or two, and y", kAddNorm, addends.size(),
+                  y.empty() ? "no y" : "y");
   }
   check_sum(y, x, addends, stream);
   check_norm(y, x, weight, bias, stream);

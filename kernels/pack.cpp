@@ -61,7 +61,7 @@ void check_served(const PackedFormat& format, const std::array<PackRule, 2>& rul
   constexpr int kWidest = 2048;
   if (format.axis == ScaleAxis::kToken && format.channels() > kWidest) {
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("pack: rows of {} channels with scales of their own are not served on "
+                fmt::format("pack: rows of {} channels with one scale each are not supported on "
                             "CUDA, which takes up to {}; use --device cpu",
                             format.channels(), kWidest));
   }
@@ -69,8 +69,8 @@ void check_served(const PackedFormat& format, const std::array<PackRule, 2>& rul
   const bool quantiles = (affine(0) && rules[0].alpha != 0) || (affine(1) && rules[1].alpha != 0);
   if (format.sections == 2 && quantiles && !(affine(0) && affine(1))) {
     throw Error(ErrorCode::kUnsupported,
-                "pack: quantiles of some channels beside signs or ternary codes of others are not "
-                "served on CUDA; use --device cpu");
+                "pack: quantiles for some channels and signs or ternary codes for others are not "
+                "supported on CUDA; use --device cpu");
   }
 }
 
@@ -85,10 +85,11 @@ void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
   for (const PackJob& job : jobs) {
     if (job.rows < 1 || job.x == nullptr || job.scales == nullptr ||
         (job.zeros == nullptr && format.zeros(1) > 0)) {
-      refuse("pack", fmt::format("a job of {} rows lacks its rows or a place to go", job.rows));
+      refuse("pack", fmt::format("a job of {} rows has no input or no destination", job.rows));
     }
     if (job.joins_last && (format.axis != ScaleAxis::kHead || &job == jobs.data())) {
-      refuse("pack", "a job that shares a range follows another, in a format of one scale a job");
+      refuse("pack",
+             "a job that shares a range follows another one, in a format with one scale per job");
     }
   }
   if (check::on_gpu(stream)) {

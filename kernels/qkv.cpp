@@ -14,7 +14,7 @@ void check_product(std::string_view op, TensorView qkv, Stream& stream) {
   check::made_together(op, qkv, stream);
   if (!check::on_gpu(stream)) {
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("{}: the CPU keeps queries, keys and values apart", op));
+                fmt::format("{}: queries, keys and values are separate tensors on the CPU", op));
   }
 }
 

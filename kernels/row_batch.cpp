@@ -15,10 +15,10 @@ using check::refuse;
 
 void check_run(const KeyValueRows& run) {
   if (!check::is_floating(run.dtype)) {
-    refuse("RowBatch: a run holds {}, expected f32, f16 or bf16", dtype_name(run.dtype));
+    refuse("RowBatch: a segment holds {}, expected f32, f16 or bf16", dtype_name(run.dtype));
   }
   if (run.rows < 0 || (run.rows > 0 && (run.keys == nullptr || run.values == nullptr))) {
-    refuse("RowBatch: a run states {} rows but not where they are", run.rows);
+    refuse("RowBatch: a segment claims {} tokens but has no data", run.rows);
   }
 }
 
@@ -109,7 +109,7 @@ void RowBatch::start(int q_per_kv, int head_dim) {
 }
 
 void RowBatch::add(const float* q, std::span<const KeyValueRows> runs, float* out) {
-  if (q == nullptr || out == nullptr) refuse("RowBatch: a lane lacks its query or its output");
+  if (q == nullptr || out == nullptr) refuse("RowBatch: a KV head has no query or no output");
   for (const KeyValueRows& run : runs) check_run(run);
   state_->lanes.push_back({q, out, state_->runs.size(), runs.size()});
   state_->runs.insert(state_->runs.end(), runs.begin(), runs.end());

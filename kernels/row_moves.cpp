@@ -14,9 +14,8 @@ namespace {
 
 void check_rows(const char* op, DType dtype, int dim, bool has_memory) {
   if (!check::is_floating(dtype) || dim < 1 || !has_memory) {
-    check::refuse(
-        "{}: rows of {} numbers of {}, expected f32, f16 or bf16 and memory for what they become",
-        op, dim, dtype_name(dtype));
+    check::refuse("{}: rows of {} numbers of {}; expected f32, f16 or bf16, and a destination", op,
+                  dim, dtype_name(dtype));
   }
 }
 
@@ -38,8 +37,8 @@ void gather_listed(std::span<const ListedRows> lists, DType dtype, int dim, DTyp
   });
   check_rows("gather_listed", dtype, dim, placed);
   if (to != dtype && to != DType::kF32) {
-    check::refuse("gather_listed: rows of {} become {}, expected {} or f32", dtype_name(dtype),
-                  dtype_name(to), dtype_name(dtype));
+    check::refuse("gather_listed: rows of {} cannot be gathered as {}; expected {} or f32",
+                  dtype_name(dtype), dtype_name(to), dtype_name(dtype));
   }
   if (check::on_gpu(stream)) return cuda::gather_listed(lists, dtype, dim, to, stream);
   cpu::gather_listed(lists, dtype, dim, to, stream);
@@ -49,10 +48,8 @@ void copy_ranges(std::span<const ByteRange> ranges, Stream& stream) {
   if (ranges.empty()) return;
   for (const ByteRange& range : ranges) {
     if (range.bytes > 0 && (range.from == nullptr || range.to == nullptr)) {
-      check::refuse(
-          "copy_ranges: a range of {} bytes lacks where they are or where "
-          "they go; give it both",
-          range.bytes);
+      check::refuse("copy_ranges: a range of {} bytes has no source or no destination",
+                    range.bytes);
     }
   }
   if (check::on_gpu(stream)) return cuda::copy_ranges(ranges, stream);
@@ -74,8 +71,8 @@ void close_gaps(std::span<const RowGap> gaps, Stream& stream) {
         gap.gap >= gap.rows || gap.first < 0 || gap.first >= gap.ring_rows ||
         gap.row_bytes % 2 != 0) {
       check::refuse(
-          "close_gaps: row {} of {} in a ring of {} from place {}, rows of {} "
-          "bytes; expected a row of the ring and an even size",
+          "close_gaps: row {} of {} in a ring of {} from slot {}, rows of {} bytes; expected a row "
+          "of the ring and an even size",
           gap.gap, gap.rows, gap.ring_rows, gap.first, gap.row_bytes);
     }
   }

@@ -15,27 +15,27 @@ using check::refuse;
 /// KV head `h` has `rows` rows, as the first one.
 void check_head(std::string_view op, const StoredRows& of_head, size_t h, int64_t rows) {
   if (!check::is_floating(of_head.dtype)) {
-    refuse("{}: kv head {} holds {}, expected f32, f16 or bf16", op, h, dtype_name(of_head.dtype));
+    refuse("{}: KV head {} holds {}, expected f32, f16 or bf16", op, h, dtype_name(of_head.dtype));
   }
   if (of_head.rows < 1 || of_head.data == nullptr) {
-    refuse("{}: kv head {} states {} rows{}, expected at least one and where they are", op, h,
-           of_head.rows, of_head.data == nullptr ? " but not where they are" : "");
+    refuse("{}: KV head {} claims {} rows{}; expected at least one, and its data", op, h,
+           of_head.rows, of_head.data == nullptr ? " but has no data" : "");
   }
   if (of_head.rows != rows) {
-    refuse("{}: kv head {} has {} rows, expected {} as kv head 0", op, h, of_head.rows, rows);
+    refuse("{}: KV head {} has {} rows, expected {} as in KV head 0", op, h, of_head.rows, rows);
   }
 }
 
 void check_rows(std::string_view op, std::span<const StoredRows> heads, int head_dim,
                 std::span<const double> result) {
   if (heads.empty() || head_dim < 1) {
-    refuse("{}: {} kv heads of {} channels, expected at least one of each", op, heads.size(),
+    refuse("{}: {} KV heads of {} channels; expected at least one of each", op, heads.size(),
            head_dim);
   }
   for (size_t h = 0; h < heads.size(); ++h) check_head(op, heads[h], h, heads[0].rows);
   const size_t expected = heads.size() * static_cast<size_t>(heads[0].rows);
   if (result.size() != expected) {
-    refuse("{}: the result has {} entries, expected {}: {} kv heads times {} rows", op,
+    refuse("{}: the result has {} entries, expected {}: {} KV heads times {} rows", op,
            result.size(), expected, heads.size(), heads[0].rows);
   }
 }

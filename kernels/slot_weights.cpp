@@ -12,8 +12,8 @@ void add_slot_weights(std::span<const SlotWeights> lanes, int q_per_kv, Stream& 
     if (q_per_kv < 1 || lane.weights == nullptr || lane.sums == nullptr || lane.known < 0 ||
         lane.known > lane.slots) {
       check::refuse(
-          "add_slot_weights: {} of {} slots of {} queries have a sum, expected "
-          "queries, memory for weights and sums, and at most all slots",
+          "add_slot_weights: {} of {} slots of {} queries have a sum; expected queries, memory for "
+          "weights and sums, and no more sums than slots",
           lane.known, lane.slots, q_per_kv);
     }
   }

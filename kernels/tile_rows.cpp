@@ -15,7 +15,7 @@ void check_rows(std::string_view op, std::string_view name, ConstTensorView rows
 }
 
 [[noreturn]] void refuse_tiles(std::string_view op, int64_t rows, int64_t in_tile) {
-  check::refuse("{}: {} rows are no tiles of {} rows each", op, rows, in_tile);
+  check::refuse("{}: {} rows are not whole tiles of {} rows each", op, rows, in_tile);
 }
 
 /// scatter_tiles() on the CPU.

@@ -96,8 +96,8 @@ ArenaExtent Arena::reserve(size_t bytes, const std::string& who) {
   extent.reserved_ = 0;
   throw Error(
       ErrorCode::kOutOfMemory,
-      fmt::format("{} needs {} of cache, but {} of {} are reserved and no free range is "
-                  "that long; use a smaller batch, fewer tokens or more cache memory",
+      fmt::format("{} needs {} of cache, but {} of {} are reserved and no contiguous free range is "
+                  "large enough; use a smaller batch, fewer tokens or more cache memory",
                   who, human_bytes(wanted), human_bytes(reserved_), human_bytes(capacity())));
 }
 

@@ -49,8 +49,8 @@ struct SharedLayer {
 // ------------------------------------------------------------------------------------------ names
 
 std::string_view slots_of(Scope scope) {
-  if (scope == Scope::kVisual) return "visual slots";
-  return scope == Scope::kText ? "text slots" : "all slots";
+  if (scope == Scope::kVisual) return "visual tokens";
+  return scope == Scope::kText ? "text tokens" : "all tokens";
 }
 
 /// The part with one option set, as text; `otherwise` if its policy has no such value.
@@ -286,73 +286,76 @@ Names packed_again(const SharedLayer& shared) {
 // What the words alone tell, before there are objects.
 
 constexpr Check<CacheSpec> kSpecChecks[] = {
-    {two_retentions, "has two retention parts, {0} and {1};", "keep one"},
+    {two_retentions, "has two retention rules, {0} and {1};", "keep one"},
     {two_sharings, "has two sharing parts;", "keep one share=codes"},
 };
 
 constexpr Check<PackerPair> kPairChecks[] = {
-    {same_slots, "names two {0}, {1} and {2}, for the same slots;", "keep one"},
-    {same_layer, "names two {0}, {1} and {2}, for layer {3};", "keep one"},
-    {all_slots_beside_some, "has {0} for all slots beside {1} for {2};", "did you mean {3} + {4}?"},
-    {two_formats, "names two formats, {0} and {1}; rows that nothing packs have one,", "keep one"},
+    {same_slots, "has two {0} for the same tokens, {1} and {2};", "keep one"},
+    {same_layer, "has two {0} for layer {3}, {1} and {2};", "keep one"},
+    {all_slots_beside_some, "has {0} for all tokens and {1} for {2};", "did you mean {3} + {4}?"},
+    {two_formats, "has two formats for unquantized tokens, {0} and {1};", "keep one"},
 };
 
 constexpr Check<CachePlan> kSharingWordChecks[] = {
-    {shares_nothing, "shares codes, and nothing makes any;",
+    {shares_nothing, "shares codes, but no quantizer makes any;",
      "add a quantizer, for example kivi + share=codes"},
 };
 
 // What the objects tell.
 
 constexpr Check<CachePlan> kSharerChecks[] = {
-    {shares_twice, "has share=codes beside {0}, which shares codes itself;", "did you mean {0}?"},
-    {shares_in_some_layers, "has {0},layers={1}, and {0} pairs layers itself;", "drop layers={1}"},
-    {shares_beside_another, "has another quantizer beside {0}, whose codes layers share;",
-     "keep {0} alone"},
+    {shares_twice, "has share=codes and {0}, which shares codes itself;", "did you mean {0}?"},
+    {shares_in_some_layers, "has {0},layers={1}, but {0} pairs layers itself;", "drop layers={1}"},
+    {shares_beside_another,
+     "has another quantizer next to {0}, whose codes are shared between layers;", "keep {0} alone"},
 };
 
 constexpr Check<PackerPair> kMadePairChecks[] = {
     {once_and_by_age,
-     "has {0} in some layers and {1} in others, and {2} packs once where {3} packs as rows age;",
+     "has {0} in some layers and {1} in others, but {2} packs once, at the end of the prompt, and "
+     "{3} packs tokens as they age;",
      "keep one of them"},
 };
 
 constexpr Check<PackerOfPlan> kPackerChecks[] = {
-    {protects_in_a_scope, "has {0}, which protects visual rows among all, in a scope;",
-     "did you mean {1} for all rows?"},
+    {protects_in_a_scope,
+     "has {0}, which protects a share of all visual tokens, for some tokens only;",
+     "did you mean {1} for all tokens?"},
     {basis_beside_uneven_heads,
-     "has {0} for some rows beside {1}, of which every kv_head keeps another number; its mask is "
-     "learned from all heads alike:",
+     "has {0} for some tokens and {1}, which keeps a different number of tokens in each KV head; "
+     "the channel mask of {0} is computed over all heads:",
      "did you mean {2}?"},
 };
 
 constexpr Check<CachePlan> kTurnedChecks[] = {
-    {turned_in_part, "turns rows for {0} and not for {1}, and rows of a layer are turned together;",
+    {turned_in_part,
+     "rotates tokens for {0} but not for {1}; all tokens of a layer must be rotated alike;",
      "did you mean {2}?"},
 };
 
 constexpr Check<CachePlan> kRetentionChecks[] = {
     {scores_turned_keys,
-     "has rotate=hadamard beside {0}, which scores keys as they were before it;",
-     "drop rotate=hadamard or take another rule"},
+     "has rotate=hadamard and {0}, which scores keys as they were before the rotation;",
+     "drop rotate=hadamard or use another retention rule"},
     {turns_packed_keys,
-     "has a quantizer beside {0}, which turns keys again; packed keys cannot be turned:",
+     "has a quantizer and {0}, which rotates kept keys again; packed keys cannot be rotated:",
      "did you mean {1}?"},
     {shares_beside_uneven_heads,
-     "has {0} beside {1}, which keeps other slots in every kv_head; shared codes need one set of "
-     "slots:",
+     "has {0} and {1}, which keeps different tokens in each KV head; layers that share codes must "
+     "keep the same tokens:",
      "did you mean {2}?"},
 };
 
 constexpr Check<SharedLayer> kSharedLayerChecks[] = {
     {packed_differently,
-     "shares codes of {0} between layers {1} and {2}, which pack them differently;",
-     "let each pair of layers be packed alike"},
+     "shares codes of {0} between layers {1} and {2}, which are packed differently;",
+     "give both layers of each pair the same options"},
     {not_packed, "shares codes of {0}, which {1} does not pack;",
      "did you mean share=codes,from={2}?"},
-    {channels_of_a_layer, "shares keys of {0}, whose channels differ by layer;",
+    {channels_of_a_layer, "shares key codes of {0}, whose 2-bit channels differ by layer;",
      "did you mean {0} + share=codes,from=off:0?"},
-    {packed_again, "shares codes of {0}, which packs old rows again;", "did you mean {1}?"},
+    {packed_again, "shares codes of {0}, which packs old tokens again;", "did you mean {1}?"},
 };
 
 // ------------------------------------------------------------------------------------ asking them

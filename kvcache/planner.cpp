@@ -82,8 +82,7 @@ void require_layers(const CachePlan& plan, const CachePlan::Packer& packer) {
   if (packer.layers.empty() || packer.layers.back().second < plan.shape.layers) return;
   throw Error(
       ErrorCode::kUnsupported,
-      fmt::format("--kv {} names layer {}, and this decoder has layers 0 to {}; name those "
-                  "alone",
+      fmt::format("--kv {} names layer {}, but this decoder has layers 0 to {}; name only those",
                   part_text(packer.part), packer.layers.back().second, plan.shape.layers - 1));
 }
 
@@ -100,8 +99,8 @@ void make_quantizers(CachePlan& plan, const PolicyContext& context) {
   if (shares(plan.share)) return;
   if (plan.sharing_part) {
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("--kv {} shares no code on a decoder of {} layers; let from= name "
-                            "layers below that, or drop the part",
+                fmt::format("--kv {} shares nothing on a decoder of {} layers; name lower layers "
+                            "in from=, or drop the part",
                             part_text(*plan.sharing_part), plan.shape.layers));
   }
   plan.share = {};

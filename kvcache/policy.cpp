@@ -21,30 +21,36 @@ namespace {
 
 using Type = OptionInfo::Type;
 
-constexpr OptionInfo kScope{
-    .key = "scope", .choices = "all|visual|text", .standard = "all", .help = "slots that it packs"};
+constexpr OptionInfo kScope{.key = "scope",
+                            .choices = "all|visual|text",
+                            .standard = "all",
+                            .help =
+                                "tokens that this quantizer packs. all: every token; visual: those "
+                                "of images and videos; text: the others"};
 
-constexpr OptionInfo kLayers{
-    .key = "layers",
-    .type = Type::kLayers,
-    .low = 0,
-    .high = kMaxSpecLayers - 1,
-    .help = "layers that it serves, as 0-1/30; a part without layers serves the others"};
+constexpr OptionInfo kLayers{.key = "layers",
+                             .type = Type::kLayers,
+                             .low = 0,
+                             .high = kMaxSpecLayers - 1,
+                             .help =
+                                 "layers that this quantizer packs, for example 0-1/30; a "
+                                 "quantizer of the same scope without layers= packs the others"};
 
 constexpr OptionInfo kRotate{
     .key = "rotate",
     .choices = "off|hadamard",
     .standard = "off",
     .help =
-        "hadamard: keys and values are stored turned by a Hadamard matrix over the channels of a "
-        "head, which spreads outliers"};
+        "hadamard: keys and values are stored rotated by a Hadamard matrix over the channels of a "
+        "head, which spreads outliers; off: they are not"};
 
 constexpr OptionInfo kProfile{.key = "profile",
                               .choices = "default|official|paper",
                               .standard = "default",
                               .help =
-                                  "whose values the other options have unless they are "
-                                  "written: ours, the published code's or the paper's"};
+                                  "where the other options take their defaults from. default: this "
+                                  "project; official: the published code; paper: the text of the "
+                                  "paper. An option that you write wins over its profile"};
 
 /// The whole of `text` as a number. No sign but '-': '+' joins parts.
 template <class Number>
@@ -173,12 +179,18 @@ const OptionInfo* find_option(const PolicyInfo& info, std::string_view key) {
   return nullptr;
 }
 
-[[noreturn]] void refuse_key(const PolicyInfo& info, std::string_view key) {
+[[noreturn]] void refuse_key(const PolicyInfo& info, std::string_view key, std::string_view value) {
+  for (const NotBuilt& option : info.not_built) {
+    if (option.key != key) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--kv {},{}={} is not built: {}", info.name, key, printable(value),
+                            option.why));
+  }
   std::vector<std::string_view> keys;
   for (const OptionInfo* option : options_of(info)) keys.push_back(option->key);
   const bool misplaced =
       info.kind != PartKind::kQuantizer && (key == kScope.key || key == kLayers.key);
-  const std::string hint = misplaced ? "only quantizers serve some slots or layers"
+  const std::string hint = misplaced ? "only quantizers have scope= and layers="
                                      : fmt::format("did you mean {}?", nearest_spelling(key, keys));
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("--kv {} has no option {}; {} (its options are {})", info.name,
@@ -223,13 +235,13 @@ std::string legal_values(const OptionInfo& option) {
     case Type::kReal:
       return "a number " + range();
     case Type::kRealPair:
-      return fmt::format("two numbers A:B {}", range());
+      return fmt::format("two numbers A:B, each {}", range());
     case Type::kChannels:
       return "auto or an integer " + range();
     case Type::kStartLayers:
       return fmt::format("KEYS:VALUES, each off or a layer {}", range());
     case Type::kLayers:
-      return fmt::format("layers {} and ranges of them, joined by '/'", range());
+      return fmt::format("layers {}, and ranges of them, joined by '/'", range());
   }
   return {};
 }
@@ -245,7 +257,7 @@ std::string checked_value(std::string_view part, const OptionInfo& option, std::
 OptionValues::OptionValues(const PolicyInfo& info, const SpecPart& part) : info_(&info) {
   for (const auto& [key, value] : part.options) {
     const OptionInfo* option = find_option(info, key);
-    if (option == nullptr) refuse_key(info, key);
+    if (option == nullptr) refuse_key(info, key, value);
     values_[key] = checked_value(info.name, *option, value);
     given_.push_back(key);
   }

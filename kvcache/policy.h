@@ -23,7 +23,7 @@ namespace kvlm {
 enum class PartKind : uint8_t { kQuantizer, kRetention, kSharing };
 
 /// One option of a policy: its legal values, its value in each profile, and what it means. The
-/// table of them is the parser, the help, `vlm-kv list` and docs/policies.md.
+/// table of them is the parser, the help, `vlm-kv list` and docs/policy-options.md.
 struct OptionInfo {
   enum class Type : uint8_t {
     kChoice,       ///< one of `choices`, separated by '|'
@@ -47,6 +47,12 @@ struct OptionInfo {
   std::string_view help = {};      ///< one line
 };
 
+/// An option of the paper that is not built, and why (docs/formulas.md, "Not built").
+struct NotBuilt {
+  std::string_view key;
+  std::string_view why;
+};
+
 /// What a policy is, for people and for the parser.
 struct PolicyInfo {
   std::string_view name = {};
@@ -55,6 +61,9 @@ struct PolicyInfo {
   std::string_view stores = {};    ///< one sentence: which rows are stored how
   std::string_view composes = {};  ///< one sentence: with what
   std::span<const OptionInfo> options = {};
+  std::string_view example = {};  ///< a legal spec with it
+  std::string_view arxiv = {};    ///< number of the paper on arxiv.org, if it is there
+  std::span<const NotBuilt> not_built = {};
 };
 
 /// Every option that a part of this policy takes: its own, then those of its kind (a quantizer's

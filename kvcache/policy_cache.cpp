@@ -53,11 +53,10 @@ SequenceId PolicyCache::admit(SequenceId id, const std::string& who) {
   } catch (const std::exception&) {
     close(id);
     reserve_workspaces();  // what the others need is there again
-    throw Error(
-        ErrorCode::kOutOfMemory,
-        fmt::format("{} does not fit: the workspace to attend to {} tokens of {} cache finds "
-                    "no memory beside what is held; use a smaller batch or fewer tokens",
-                    who, max_rows, plan().spec));
+    throw Error(ErrorCode::kOutOfMemory,
+                fmt::format("{} does not fit: out of memory for the attention workspace of {} "
+                            "tokens under --kv {}; use a smaller batch or fewer tokens",
+                            who, max_rows, plan().spec));
   }
   return id;
 }

@@ -15,24 +15,32 @@ struct Format {
   DType dtype;
 };
 
-constexpr std::string_view kPlainComposes = "any retention rule; a quantizer of the other scope";
+constexpr std::string_view kPlainComposes = "any retention rule; a quantizer with the other scope";
 
 constexpr std::array kFormats = {
     Format{{"f16",
             PartKind::kQuantizer,
             "plain",
-            "every row as 16-bit floats (IEEE half)",
+            "every token as 16-bit floats (IEEE half)",
             kPlainComposes,
-            {}},
+            {},
+            "f16"},
            DType::kF16},
     Format{{"bf16",
             PartKind::kQuantizer,
             "plain",
-            "every row as 16-bit floats (bfloat16)",
+            "every token as 16-bit floats (bfloat16)",
             kPlainComposes,
-            {}},
+            {},
+            "bf16"},
            DType::kBF16},
-    Format{{"f32", PartKind::kQuantizer, "plain", "every row as 32-bit floats", kPlainComposes, {}},
+    Format{{"f32",
+            PartKind::kQuantizer,
+            "plain",
+            "every token as 32-bit floats",
+            kPlainComposes,
+            {},
+            "f32"},
            DType::kF32},
 };
 
@@ -54,24 +62,26 @@ constexpr OptionInfo kShareOptions[] = {
     {.key = "what",
      .choices = "codes",
      .standard = "codes",
-     .help = "what layers share; scales and zero points stay their own"},
+     .help = "codes: layers share codes; each keeps its own scales and zero points"},
     {.key = "from",
      .type = OptionInfo::Type::kStartLayers,
      .low = 0,
      .high = kMaxSpecLayers - 1,
      .standard = "0:0",
-     .help = "first layer of keys and of values: odd layers from there on use the codes of the "
-             "layer below"},
+     .help = "first layer that shares, of keys and of values: from there on, odd layers use the "
+             "codes of the layer below; off: none"},
 };
 
 constexpr PolicyInfo kShare{
     "share",
     PartKind::kSharing,
-    "XQuant, 3.3 (its map is one instance)",
-    "codes once for two layers; each layer has scales and zero points of its own",
-    "a quantizer that packs both layers of a pair alike; retention that keeps one set of slots a "
-    "layer",
-    kShareOptions};
+    "generalises XQuant, section 3.3",
+    "codes once for two layers; each layer has its own scales and zero points",
+    "a quantizer that packs both layers of a pair alike; retention rules with one set of tokens "
+    "per layer",
+    kShareOptions,
+    "kivi + share=codes",
+    "2510.11236"};
 
 }  // namespace
 

@@ -77,11 +77,11 @@ SpecPart words_of(std::string_view text, std::string_view whole) {
     } else if (part.name == "share" && !value.empty()) {
       part.options.emplace_back("what", value);
     } else {
-      refuse(fmt::format("\"{}\" begins with \"{}\" where a name is due; write NAME,KEY=VALUE",
+      refuse(fmt::format("\"{}\" begins with \"{}\" where a name is expected; write NAME,KEY=VALUE",
                          printable(whole), printable(words[0])));
     }
   } else if (part.name == "share") {
-    refuse("share does not say what; write share=codes");
+    refuse("share needs a value; write share=codes");
   }
   if (part.name.empty()) {
     refuse(
@@ -108,8 +108,8 @@ constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
 
 /// Published policies that are not built, and why (docs/formulas.md, "Not built").
 constexpr std::string_view kNoSharedRows =
-    "rows that two layers share would need lengths of their own in every format; layers share "
-    "codes with share=codes";
+    "merged layers would need their own length for every KV entry in every format; share codes "
+    "between layers with share=codes";
 constexpr std::pair<std::string_view, std::string_view> kNotBuilt[] = {
     {"minicache", kNoSharedRows},
     {"slerp", kNoSharedRows},
@@ -133,10 +133,10 @@ std::string_view nearest_policy(std::string_view name, const std::vector<std::st
 
 [[noreturn]] void refuse_name(std::string_view name) {
   for (const auto& [other, why] : kNotBuilt) {
-    if (lower_case(name) == other) refuse(fmt::format("has no {}: {}", other, why));
+    if (lower_case(name) == other) refuse(fmt::format("{} is not built: {}", other, why));
   }
   const std::vector<std::string_view> names = part_names();
-  refuse(fmt::format("has no policy \"{}\"; did you mean {}? (built are {})", printable(name),
+  refuse(fmt::format("has no policy \"{}\"; did you mean {}? (policies: {})", printable(name),
                      nearest_policy(name, names), fmt::join(names, ", ")));
 }
 
@@ -179,7 +179,7 @@ void refuse_blanks_for_commas(const std::vector<std::string_view>& words, std::s
                        });
   if (!options) return;
   const std::string meant = fmt::format("{}", fmt::join(words, ","));
-  refuse(fmt::format("\"{}\" has options after a blank; did you mean {}?", printable(whole),
+  refuse(fmt::format("\"{}\" has options after a space; did you mean {}?", printable(whole),
                      printable(meant)));
 }
 
@@ -193,7 +193,7 @@ void parse_parts(std::string_view text, std::string_view whole, std::vector<Spec
   refuse_blanks_for_commas(words, whole);
   for (const std::string_view word : words) {
     if (!is_scope(word.substr(0, word.find('=')))) {
-      refuse(fmt::format("\"{}\" has \"{}\" after a blank; join parts by '+', as in {} + {}",
+      refuse(fmt::format("\"{}\" has \"{}\" after a space; join parts by '+', as in {} + {}",
                          printable(whole), printable(word == words[0] ? words[1] : word),
                          printable(words[0]), printable(words[1])));
     }
@@ -257,14 +257,14 @@ CacheSpec assemble(std::vector<SpecPart> parts) {
     refuse(fmt::format("\"{}\" {}", canonical(spec), conflict->text));
   }
   if (canonical(spec).size() > kMaxText) {
-    refuse(fmt::format("spells out to more than {} characters; name fewer layers", kMaxText));
+    refuse(fmt::format("expands to more than {} characters; name fewer layers", kMaxText));
   }
   return spec;
 }
 
 std::vector<SpecPart> parts_in(std::string_view text) {
   if (text.size() > kMaxText) {
-    refuse(fmt::format("is a text of {} characters; a spec has at most {}", text.size(), kMaxText));
+    refuse(fmt::format("is {} characters long; a spec has at most {}", text.size(), kMaxText));
   }
   const std::string tight = without_loose_blanks(text);
   std::vector<SpecPart> parts;
@@ -316,23 +316,22 @@ CacheSpec layered_spec(std::string_view every_layer,
       for (const SpecPart& part : here.parts) {
         if (kind_of(part) != PartKind::kQuantizer) {
           refuse(
-              fmt::format("{} is no quantizer, and only quantizers differ by layer; move it to "
-                          "\"default\"",
+              fmt::format("{} is not a quantizer, and only quantizers can differ by layer; move it "
+                          "to \"default\"",
                           part_text(part)));
         }
         if (part.find("layers") != nullptr) {
-          refuse(fmt::format("{} names layers of its own; drop layers=", part_text(part)));
+          refuse(fmt::format("{} names its own layers; drop layers=", part_text(part)));
         }
       }
       // "f16" stands for plain rows, whatever slots are packed elsewhere.
       const bool plain = here.parts.size() == 1 && find_format(here.parts[0].name) &&
                          here.parts[0].find("scope") == nullptr;
       if (!plain && !scopes.empty() && scopes_of(here.parts) != scopes) {
-        refuse(
-            fmt::format("{} serves {} slots where \"default\" serves {}; name a quantizer (or "
-                        "f16) for each",
-                        canonical(here), fmt::join(scopes_of(here.parts), " and "),
-                        fmt::join(scopes, " and ")));
+        refuse(fmt::format(
+            "{} packs {} tokens where \"default\" packs {}; name a quantizer (or f16) for each",
+            canonical(here), fmt::join(scopes_of(here.parts), " and "),
+            fmt::join(scopes, " and ")));
       }
       for (SpecPart& part : here.parts) {
         part.options.emplace_back("layers", layer_ranges_text(*ranges));

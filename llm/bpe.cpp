@@ -35,8 +35,8 @@ Bpe::Bpe(const JsonPart& model) {
   const std::string type = model.at("type").text("BPE");
   if (type != "BPE" || model.at("merges").is_null()) {
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("{}: model type {} is not built; this runtime reads BPE", name,
-                            type == "BPE" ? "without merges" : printable(type)));
+                fmt::format("{}: model type {} is not supported; use a tokenizer with a BPE model",
+                            name, type == "BPE" ? "without merges" : printable(type)));
   }
   if (const double dropout = model.at("dropout").number(0); dropout != 0) {
     throw Error(ErrorCode::kUnsupported,

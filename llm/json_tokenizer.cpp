@@ -36,11 +36,10 @@ using nlohmann::json;
 }
 
 [[noreturn]] void unsupported(const std::string& name, const std::string& what) {
-  throw Error(
-      ErrorCode::kUnsupported,
-      fmt::format("{}: {} is not built; use a model whose tokenizer has BPE and the steps of "
-                  "LLaMA's or Qwen's",
-                  name, printable(what)));
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("{}: {} is not supported; use a model whose tokenizer has BPE and the "
+                          "steps of LLaMA's or Qwen's",
+                          name, printable(what)));
 }
 
 /// Bounds what the steps of one part of the pipeline can make of a text, from the file alone: a
@@ -74,7 +73,7 @@ class Growth {
  private:
   [[noreturn]] void refuse(const std::string& what) const {
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("{}: the {} {} served; use the tokenizer.json of the model's page",
+                fmt::format("{}: the {} {} supported; use the tokenizer.json of the model's page",
                             name_, part_, what));
   }
 
@@ -190,10 +189,11 @@ class Regex {
                       PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, data.get(), nullptr);
       if (count == PCRE2_ERROR_NOMATCH) return;
       if (count < 0) {
-        throw Error(ErrorCode::kInvalidArgument,
-                    fmt::format("{}: its regular expression gives up on this text (PCRE2 {}); "
-                                "shorten the text",
-                                name_, count));
+        throw Error(
+            ErrorCode::kInvalidArgument,
+            fmt::format(
+                "{}: its regular expression fails on this text (PCRE2 {}); shorten the text", name_,
+                count));
       }
       const size_t* ends = pcre2_get_ovector_pointer(data.get());
       if (ends[1] <= ends[0] || ends[0] < pos) return;  // \K and the like; not in real files
@@ -536,7 +536,7 @@ class JsonTokenizer final : public Tokenizer {
       throw Error(
           ErrorCode::kUnsupported,
           fmt::format("{}: cuts texts after {} tokens (truncation.max_length), which is not "
-                      "built in, and this one has {}; shorten it, or set truncation to null",
+                      "supported, and this one has {}; shorten it, or set truncation to null",
                       name_, *max_length_, ids.size()));
     }
     return ids;

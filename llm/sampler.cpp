@@ -22,8 +22,8 @@ RowSampling choice_of(const SamplerOptions& options) {
 void check_chosen(int32_t id) {
   if (id != kNoToken) return;
   throw Error(ErrorCode::kCorruptFile,
-              "the model's logits are not numbers: its weights are damaged or overflow; check the "
-              "checkpoint's files, or try --dtype f32");
+              "the model's logits are not finite numbers: its weights are damaged or overflow; "
+              "check the checkpoint's files, or try --dtype f32");
 }
 
 }  // namespace

@@ -117,7 +117,7 @@ class SentencepieceTokenizer final : public Tokenizer {
       bytes += std::string_view("\x1A\x02\x18\x00", 4);
     }
     const auto status = processor_.LoadFromSerializedProto(bytes);
-    if (!status.ok()) corrupt(name, "not a sentencepiece model that its library reads");
+    if (!status.ok()) corrupt(name, "not a sentencepiece model that this library can read");
     pieces_ = processor_.GetPieceSize();
     read_added_tokens(config, name);
     if (!legacy_) {

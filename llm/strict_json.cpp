@@ -92,8 +92,8 @@ class StrictBuilder {
 
   json* place(json&& value) {
     if (++values_ > kMaxValues) {
-      fail_json(name_, fmt::format("holds more than {} values, which no file of a model does",
-                                   kMaxValues));
+      fail_json(name_,
+                fmt::format("holds more than {} values, which no model file has", kMaxValues));
     }
     if (levels_.empty()) {
       root_ = std::move(value);

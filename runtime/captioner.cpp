@@ -51,7 +51,7 @@ Stream& Captioner::stream() noexcept { return state_->stream; }
 std::string Captioner::describe(Image picture, std::string_view question, int max_tokens,
                                 const OnText& on_text) {
   GenerationRequest request;
-  request.id = picture.name.empty() ? "the picture" : picture.name;
+  request.id = picture.name.empty() ? "the image" : picture.name;
   request.images.push_back(std::move(picture));
   return state_->answer(std::move(request), question, max_tokens, on_text);
 }

@@ -42,8 +42,7 @@ const Family& family_of(const nlohmann::json& config, const std::string& name) {
   }
   throw Error(
       ErrorCode::kUnsupported,
-      fmt::format("{}: config.json has model_type \"{}\", which is not built in; built in are "
-                  "{}",
+      fmt::format("{}: config.json has model_type \"{}\", which is not supported; supported are {}",
                   printable(name), printable(model_type), fmt::join(known, ", ")));
 }
 

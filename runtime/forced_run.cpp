@@ -37,7 +37,7 @@ SequenceId ForcedRun::join(const EncodedPrompt& encoded, int max_tokens) {
   const auto rows = static_cast<int>(prompt.ids.size());
   sequences_.reserve(sequences_.size() + 1);
   const SequenceId id = cache_->open(
-      {rows, static_cast<int>(prompt.visual_rows()), rows + max_tokens}, "the forced text");
+      {rows, static_cast<int>(prompt.visual_rows()), rows + max_tokens}, "the reference text");
   sequences_.push_back({id, prompt.next_position - rows});
   Tensor all(DType::kF32, {rows, model_->decoder().hidden()}, stream_->device());
   const std::vector<AddedRows> added =

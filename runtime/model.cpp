@@ -13,7 +13,7 @@ namespace {
 
 [[noreturn]] void refuse_videos(const Model& model) {
   throw Error(ErrorCode::kUnsupported,
-              fmt::format("{} ({}) takes no videos; give pictures, or a model that does",
+              fmt::format("{} ({}) takes no videos; give images, or a model that does",
                           printable(model.name()), model.family()));
 }
 

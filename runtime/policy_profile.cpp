@@ -26,9 +26,9 @@ constexpr double kLargestTau = 1000;
 constexpr double kLargestShare = 0.4999;
 
 [[noreturn]] void fail(const std::string& path, const std::string& what) {
-  throw Error(
-      ErrorCode::kCorruptFile,
-      fmt::format("--kv-profile {}: {}; make it with vlm-kv profile", printable(path), what));
+  throw Error(ErrorCode::kCorruptFile,
+              fmt::format("--kv-profile {}: {}; measure it again with vlm-kv profile",
+                          printable(path), what));
 }
 
 /// Found text, no longer than a message bears.
@@ -78,8 +78,8 @@ template <class Value, class Read>
 std::map<int, Value> by_bits(const Json& json, const std::string& path, const std::string& name,
                              const Read& read) {
   if (!json.is_object()) {
-    fail(path, fmt::format("{} is {} and does not say for how many bits, expected {{\"1\": ...}}",
-                           name, found(json)));
+    fail(path,
+         fmt::format("{} is {}, without bit widths; expected {{\"1\": ...}}", name, found(json)));
   }
   std::map<int, Value> values;
   for (const auto& [bits, value] : json.items()) {
@@ -170,9 +170,9 @@ void require_profile_of(const PolicyProfile& profile, const std::string& model) 
   if (profile.model.empty() || same_model(profile.model, model)) return;
   throw Error(
       ErrorCode::kInvalidArgument,
-      fmt::format("--kv-profile was measured on {}, not on {}; make one with vlm-kv profile "
-                  "-m {}",
-                  printable(profile.model), printable(model), printable(model)));
+      fmt::format(
+          "--kv-profile was measured on {}, not on {}; measure one with vlm-kv profile -m {}",
+          printable(profile.model), printable(model), printable(model)));
 }
 
 std::string profile_text(const PolicyProfile& profile) {
@@ -207,15 +207,15 @@ PolicyProfile profile_to_extend(const std::string& path, const std::string& mode
       refuse_target(path, "is not a regular file; give the name of a file");
     }
     if (access(path.c_str(), W_OK) != 0) {
-      refuse_target(path, "cannot be written; give a file in a folder that can");
+      refuse_target(path, "cannot be written; give a file in a writable folder");
     }
     if (fs::file_size(path, error) > 0) {
       try {
         profile = read_profile(path);
       } catch (const Error&) {
-        refuse_target(path,
-                      "exists and is not a profile that this version writes; give another name, or "
-                      "remove it first");
+        refuse_target(
+            path,
+            "exists and is not a profile of this version; give another name, or remove it first");
       }
       if (!same_model(profile.model, model)) {
         refuse_target(path, fmt::format("is the profile of {}, not of {}; give another name",
@@ -227,7 +227,7 @@ PolicyProfile profile_to_extend(const std::string& path, const std::string& mode
   const fs::path part = place_beside(path);
   const bool opens = std::ofstream(part, std::ios::trunc).is_open();
   fs::remove(part, error);
-  if (!opens) refuse_target(path, "cannot be written; give a file in a folder that can");
+  if (!opens) refuse_target(path, "cannot be written; give a file in a writable folder");
   return profile;
 }
 
@@ -241,7 +241,7 @@ void write_profile(const PolicyProfile& profile, const std::string& path) {
   if (file) fs::rename(part, fs::weakly_canonical(path), error);
   if (!file || error) {
     fs::remove(part, error);
-    refuse_target(path, "cannot be written; give a file in a folder that can");
+    refuse_target(path, "cannot be written; give a file in a writable folder");
   }
 }
 

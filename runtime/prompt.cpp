@@ -155,10 +155,11 @@ PromptOutline outline_prompt(const Model& model, const std::vector<ChatMessage>&
       {model.video_token(), "video", "--video", ContentItem::Kind::kVideo, &visuals.clips}};
   const size_t given = visuals.pictures.size() + visuals.clips.size();
   if (given > kMaxVisuals) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the prompt has {} images and videos; at most {} are told apart, use "
-                            "fewer",
-                            given, kMaxVisuals));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format(
+            "the prompt has {} images and videos; at most {} can be distinguished, use fewer",
+            given, kMaxVisuals));
   }
   const std::string rendered = model.render(messages);
   for (const VisualKind& kind : kinds) {
@@ -189,8 +190,8 @@ PromptOutline outline_prompt(const Model& model, const std::vector<ChatMessage>&
                                     [&](int32_t id) { return model.is_visual(id); });
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("the prompt has {} visual token{} where its pictures and videos make "
-                    "{}; leave {} out of the text",
+        fmt::format("the prompt has {} visual token{} where its images and videos make {}; leave "
+                    "{} out of the text",
                     tokens, tokens == 1 ? "" : "s", outline.spans.size(),
                     stray == outline.ids.end() ? "special tokens" : tokenizer.token_of(*stray)));
   }
@@ -234,7 +235,7 @@ int64_t Prompt::visual_rows() const noexcept {
 
 std::string_view window_note(Model& model, int context) {
   if (model.decoder().sliding_window() != context) return "";
-  return " (its sliding window, beyond which it is not built in)";
+  return " (its sliding window, and longer contexts are not supported)";
 }
 
 void require_context(const PromptOutline& outline, std::string_view who, Model& model, int context,

@@ -139,8 +139,9 @@ Choice parse_choice(std::string_view text) {
   if (shape == shapes.end()) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("synthetic:{} is not known; did you mean synthetic:{}? (built in are {})", name,
-                    nearest_spelling(name, synthetic_names()), fmt::join(synthetic_names(), ", ")));
+        fmt::format("there is no model synthetic:{}; did you mean synthetic:{}? (supported are {})",
+                    name, nearest_spelling(name, synthetic_names()),
+                    fmt::join(synthetic_names(), ", ")));
   }
   json config = json::parse(shape->config);
   config["vision_config"] = json::parse(shape->vision);

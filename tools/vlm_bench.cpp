@@ -33,14 +33,11 @@ constexpr const char* kVisionExamples = R"(Examples:
   vlm-bench vision -m pocket --image page.png -t 2)";
 
 constexpr const char* kThroughputHelp =
-    "Decode steps of as many sequences as a memory budget holds.\n"
-    "\n"
-    "Prompts are random keys and values that the cache is given layer by layer, without running "
-    "the decoder: how fast a step is does not depend on them. The timed steps run the whole "
-    "decoder.\n"
-    "\n"
-    "A SIZE is 500M (1e6), 5G (1e9), 5Gi (2^30), or bytes. --dry-run says which batch a policy "
-    "reaches in how much memory, within seconds.";
+    "Times decode steps of as many sequences as fit into a memory budget.\n\nPrompts are random "
+    "keys and values, passed to the cache layer by layer without running the decoder: the speed of "
+    "a step does not depend on them. The timed steps run the whole decoder.\n\nA SIZE is 500M "
+    "(1e6), 5G (1e9), 5Gi (2^30), or bytes. --dry-run prints the batch that a policy reaches "
+    "within a budget, in seconds.";
 
 /// The command line of every subcommand, and which was given.
 struct Options {
@@ -55,19 +52,20 @@ void add_session(CLI::App& command, SessionOptions& session) {
   command.add_option("-m,--model", session.model, "As vlm-run's -m")->capture_default_str();
   command.add_option("--device", session.device, "auto, cpu or cuda[:N]");
   command.add_option("--dtype", session.dtype, "auto, f32, f16 or bf16");
-  command.add_option("-t,--threads", session.threads, "CPU threads; 0 is one per core");
+  command.add_option("-t,--threads", session.threads, "CPU threads; 0: one per core");
 }
 
 void add_latency(CLI::App& app, Options& options) {
   LatencyOptions& latency = options.latency;
-  CLI::App& command = *app.add_subcommand("latency", "One sequence: vision, prefill and decode");
+  CLI::App& command =
+      *app.add_subcommand("latency", "Time one sequence: vision, prefill and decode");
   command.footer(kLatencyExamples);
   command.callback([&] { options.run = [](const Options& o) { return run_latency(o.latency); }; });
   add_session(command, latency.session);
   command.add_option("--kv", latency.specs, "Cache policy; repeatable")->capture_default_str();
   command
       .add_option("--prompt-tokens", latency.prompt_tokens,
-                  "Rows of the prefill: a picture's, the last 32 text")
+                  "Tokens of the prefill: visual, but for the last 32")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   command.add_option("--tokens", latency.tokens, "Decode steps")
@@ -76,8 +74,8 @@ void add_latency(CLI::App& app, Options& options) {
   command.add_option("--repeats", latency.repeats, "Repetitions")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  command.add_flag("--json", latency.json, "One JSON object a spec");
-  command.add_flag("--csv", latency.csv, "Comma-separated values")->excludes("--json");
+  command.add_flag("--json", latency.json, "Print one JSON object per spec");
+  command.add_flag("--csv", latency.csv, "Print comma-separated values")->excludes("--json");
 }
 
 void add_throughput(CLI::App& app, Options& options) {
@@ -91,110 +89,109 @@ void add_throughput(CLI::App& app, Options& options) {
   command.add_option("--kv", throughput.specs, "Cache policy; repeatable")->capture_default_str();
   command
       .add_option("--kv-memory", throughput.kv_memory,
-                  "Memory of the cache alone; several, joined by commas")
+                  "Budget for the cache alone; several, joined by commas")
       ->type_name("SIZE")
       ->delimiter(',');
   command
-      .add_option(
-          "--memory", throughput.memory,
-          "Memory of weights, workspaces (as the GPU reports them) and cache; several, joined "
-          "by commas")
+      .add_option("--memory", throughput.memory,
+                  "Budget for weights, workspaces (as the GPU reports them) and cache; several, "
+                  "joined by commas")
       ->type_name("SIZE")
       ->delimiter(',');
   command
       .add_option("--batch", throughput.batches,
-                  "Sequences, instead of a budget; several, joined by commas; 8 if no budget is "
-                  "given")
+                  "Number of sequences, instead of a budget; several, joined by commas; 8 if no "
+                  "budget is given")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 20));
   command
       .add_option("--prompt-tokens", throughput.prompt_tokens,
-                  "Visual rows of a prompt; not given, 3328 or what the model's context leaves "
+                  "Visual tokens of a prompt; default: 3328 or what the model's context leaves "
                   "(with --dry-run 3328)")
       ->check(CLI::Range(1, 1 << 20));
-  command.add_option("--text-tokens", throughput.text_tokens, "Text rows after them")
+  command
+      .add_option("--text-tokens", throughput.text_tokens,
+                  "Text tokens of a prompt, after the visual ones")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
   command.add_option("--tokens", throughput.tokens, "Timed decode steps of a repetition")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
   command
-      .add_option(
-          "--answer-tokens", throughput.answer_tokens,
-          "Times prompts through the decoder too, and tells the rate of whole requests with "
-          "so many tokens in their answers")
+      .add_option("--answer-tokens", throughput.answer_tokens,
+                  "Also time prompts through the decoder, and report the rate of whole requests "
+                  "with this many tokens in their answers")
       ->check(CLI::Range(1, 1 << 20));
   command.add_option("--repeats", throughput.repeats, "Repetitions")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   command
       .add_flag("--dry-run", throughput.dry_run,
-                "Only batches and bytes, from the model's configuration; nothing is loaded")
+                "Print only batches and bytes, from the model's configuration; nothing is loaded")
       ->excludes("--answer-tokens");
-  command.add_flag("--json", throughput.json, "One JSON object a row");
-  command.add_flag("--csv", throughput.csv, "Comma-separated values")->excludes("--json");
+  command.add_flag("--json", throughput.json, "Print one JSON object per row");
+  command.add_flag("--csv", throughput.csv, "Print comma-separated values")->excludes("--json");
 }
 
 void add_kernels(CLI::App& app, Options& options) {
   KernelsOptions& kernels = options.kernels;
   CLI::App& command =
-      *app.add_subcommand("kernels", "Decode attention over packed rows against f16 rows");
+      *app.add_subcommand("kernels", "Time decode attention over packed tokens against f16 tokens");
   command.footer(kKernelsExamples);
   command.callback([&] { options.run = [](const Options& o) { return run_kernels(o.kernels); }; });
-  command.add_option("-t,--threads", kernels.threads, "CPU threads; 0 is one per core");
+  command.add_option("-t,--threads", kernels.threads, "CPU threads; 0: one per core");
   command.add_option("--device", kernels.device, "auto, cpu or cuda[:N]")->capture_default_str();
   command.add_option("--batch", kernels.batch, "Sequences")
       ->check(CLI::Range(1, 1 << 12))
       ->capture_default_str();
-  command.add_option("--rows", kernels.rows, "Cached rows, a multiple of 32")
+  command.add_option("--rows", kernels.rows, "Cached tokens of a sequence, a multiple of 32")
       ->check(CLI::Range(32, 1 << 20))
       ->check([](const std::string& text) {
         const int rows = std::stoi(text);  // in range, as checked before
         return rows % 32 == 0 ? std::string()
-                              : fmt::format("{} is no multiple of 32; use {} or {}", rows,
+                              : fmt::format("{} is not a multiple of 32; use {} or {}", rows,
                                             rows / 32 * 32, rows / 32 * 32 + 32);
       })
       ->capture_default_str();
-  command.add_option("--head-dim", kernels.head_dim, "Channels of a kv_head")
+  command.add_option("--head-dim", kernels.head_dim, "Channels of a KV head")
       ->check(CLI::Range(16, 256))
       ->capture_default_str();
   command.add_option("--repeats", kernels.repeats, "Repetitions")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  command.add_option("--only", kernels.only, "Formats whose name holds this text");
-  command.add_flag("--json", kernels.json, "One JSON object a format");
+  command.add_option("--only", kernels.only, "Only formats whose name contains this text");
+  command.add_flag("--json", kernels.json, "Print one JSON object per format");
 }
 
 void add_vision(CLI::App& app, Options& options) {
   VisionOptions& vision = options.vision;
   CLI::App& command = *app.add_subcommand(
-      "vision", "Pictures: cutting them, and the vision tower with its projector");
+      "vision", "Time the preparation of images, and the vision tower with its projector");
   command.footer(kVisionExamples);
   command.callback([&] { options.run = [](const Options& o) { return run_vision(o.vision); }; });
   add_session(command, vision.session);
-  CLI::Option* sizes =
-      command
-          .add_option("--size", vision.sizes,
-                      "Size of pictures of noise, pixels; several, joined by commas")
-          ->type_name("HEIGHTxWIDTH")
-          ->delimiter(',')
-          ->capture_default_str();
+  CLI::Option* sizes = command
+                           .add_option("--size", vision.sizes,
+                                       "Size of random images in pixels; several, joined by commas")
+                           ->type_name("HEIGHTxWIDTH")
+                           ->delimiter(',')
+                           ->capture_default_str();
   command
       .add_option("--image", vision.image,
-                  "A file's picture instead; also measures reading it, on all threads")
+                  "Use the image of a file instead; also times reading it, on all threads")
       ->type_name("FILE")
       ->excludes(sizes);
-  command.add_option("--batch", vision.batch, "Pictures that are encoded together")
+  command.add_option("--batch", vision.batch, "Images that are encoded together")
       ->check(CLI::Range(1, 1 << 10))
       ->capture_default_str();
   command.add_option("--repeats", vision.repeats, "Repetitions")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  command.add_flag("--json", vision.json, "One JSON object a size");
+  command.add_flag("--json", vision.json, "Print one JSON object per size");
 }
 
 std::optional<int> parse(int argc, char** argv, Options& options) {
-  CLI::App app{"vlm-bench: measures what the runtime does against what the machine can do",
+  CLI::App app{"vlm-bench: compares the speed of the runtime with the limits of the machine",
                "vlm-bench"};
   app.formatter(std::make_shared<HelpFormatter>());
   app.footer("vlm-bench SUBCOMMAND --help shows options and examples.");

@@ -14,26 +14,27 @@ namespace kvlm {
 namespace {
 
 constexpr std::array kCommands = {
-    KvCommand{"list", "Every policy, what it stores, and its options", "  vlm-kv list", &add_list},
-    KvCommand{"explain", "What a policy takes of a prompt, by part and layer",
+    KvCommand{"list", "List every policy: what it stores, and its options", "  vlm-kv list",
+              &add_list},
+    KvCommand{"explain", "Memory of a policy, by component and layer",
               "  vlm-kv explain kivi,bits=2 -m pocket --tokens 624 --visual 576\n"
               "  vlm-kv explain \"visual=calibquant text=kivi\" --tokens 4096 --json",
               &add_explain},
-    KvCommand{"fidelity", "How far a policy's answers are from plain f16 rows",
+    KvCommand{"fidelity", "Compare the outputs under a policy with an f16 cache",
               "  vlm-kv fidelity --kv kivi --kv vidkv --data captions.jsonl --plot plots\n"
               "  vlm-kv fidelity --kv int4 --data captions.jsonl --records 10 --csv",
               &add_fidelity},
-    KvCommand{"profile", "Fits what policies leave open to a model",
+    KvCommand{"profile", "Calibrate policy parameters on a model",
               "  vlm-kv profile -m pocket --data captions.jsonl --out pocket.profile.json",
               &add_profile},
-    KvCommand{"values", "What a model's keys and values look like, layer by layer",
+    KvCommand{"values", "Statistics of a model's keys and values, layer by layer",
               "  vlm-kv values -m pocket --data captions.jsonl --records 5\n"
               "  vlm-kv values -m pocket --data captions.jsonl --plot plots",
               &add_values},
 };
 
 int run(int argc, char** argv) {
-  CLI::App app{"vlm-kv: looks at cache policies", "vlm-kv"};
+  CLI::App app{"vlm-kv: inspects, compares and calibrates cache policies", "vlm-kv"};
   app.formatter(std::make_shared<HelpFormatter>());
   app.set_version_flag("--version", version_line());
   app.footer("vlm-kv SUBCOMMAND --help shows options and examples.");

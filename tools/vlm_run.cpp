@@ -41,9 +41,10 @@ int run_once(const RunOptions& options, Session& session, std::vector<OpenPictur
       user_message(options.prompt.empty() ? default_question(model, pictures.size(), clips.size())
                                           : options.prompt,
                    pictures.size(), model.image_token(), clips.size(), model.video_token()));
-  const char* cure = pictures.size() > 1 ? "give fewer pictures, or ask about each by itself: "
-                                           "--batch FOLDER --out OUT.jsonl"
-                                         : "give a shorter prompt";
+  const char* cure =
+      pictures.size() > 1
+          ? "give fewer images, or ask about each by itself: --batch FOLDER --out OUT.jsonl"
+          : "give a shorter prompt";
   const int rows =
       request_rows(model, request.messages, visual_texts(model, shapes_of(pictures), clips),
                    request.max_tokens, request.id, cure_of_long_prompt(clips, cure));

@@ -49,8 +49,8 @@ std::vector<std::string> frame_files(const fs::path& folder, const std::string& 
   }
   if (files.empty()) {
     throw_video(ErrorCode::kCorruptFile, name,
-                "is a folder without a file that is named like a picture (.png, .jpg, ...); give a "
-                "folder of frames, or a video file");
+                "is a folder without image files (.png, .jpg, ...); give a folder of frames, or a "
+                "video file");
   }
   std::ranges::sort(files, natural_less);
   return files;
@@ -116,7 +116,7 @@ std::unique_ptr<VideoFile> open_frame_folder(const fs::path& folder, const std::
   std::vector<std::string> files = frame_files(folder, name);
   const ImageInfo first = probe_image(folder / files[0]);
   VideoInfo info{.name = name,
-                 .format = "folder of pictures",
+                 .format = "folder of images",
                  .frames = static_cast<int64_t>(files.size()),
                  .height = first.height,
                  .width = first.width};

@@ -58,8 +58,8 @@ int64_t asked_count(const VideoInfo& info, const SamplingRequest& request) {
   if (request.frames) return *request.frames;
   const int64_t count = truncated(frames_at(info, *request.fps));
   if (count > info.frames) {
-    refuse(info, fmt::format("has {:.6g} frames a second, and {:.6g} were asked for; ask for no "
-                             "more, or for a number of frames",
+    refuse(info, fmt::format("has {:.6g} frames a second, fewer than the requested {:.6g}; ask for "
+                             "at most that rate, or for a number of frames",
                              info.fps, *request.fps));
   }
   return count;
@@ -102,8 +102,8 @@ std::vector<int64_t> sample_frames_internvl(const VideoInfo& info, const Samplin
   if (!request.frames && !request.fps) return all_frames(info);
   const int64_t count = asked_count(info, request);
   if (count == 0) {
-    refuse(info, fmt::format("has {} frames at {:.6g} a second, of which none is left at {}; give "
-                             "a higher rate, or a number of frames",
+    refuse(info, fmt::format("has {} frames at {:.6g} a second, and at {} none is sampled; give a "
+                             "higher rate, or a number of frames",
                              info.frames, info.fps, *request.fps));
   }
   const double half = static_cast<double>(info.frames) / static_cast<double>(count) / 2;
@@ -133,8 +133,8 @@ std::vector<int64_t> sample_frames_qwen2_vl(const VideoInfo& info, const Samplin
     const double patches = static_cast<double>(*request.frames) / static_cast<double>(patch);
     count = static_cast<int64_t>(std::nearbyint(patches)) * patch;
     if (count == 0) {
-      refuse(info, fmt::format("was asked for {} frame, and the model takes them by {}; ask for "
-                               "{} or more",
+      refuse(info, fmt::format("was asked for {} frame, but the model takes them in groups of {}; "
+                               "ask for {} or more",
                                *request.frames, patch, patch));
     }
   } else if (request.fps || sampling.default_fps > 0) {

@@ -18,7 +18,7 @@ struct GifHeader {
 
 GifHeader read_header(GifReader& reader, const std::string& name) {
   const std::optional<GifFrame> frame = reader.next();
-  if (!frame) throw_damaged(kGifFormat, name, "it has no picture");
+  if (!frame) throw_damaged(kGifFormat, name, "it has no image");
   const GifArea& area = frame->area;
   return {.height = std::max(reader.height(), area.top + area.height),
           .width = std::max(reader.width(), area.left + area.width),

@@ -197,12 +197,12 @@ std::optional<GifPalette> GifReader::take_palette(size_t colours) {
 std::vector<uint8_t> decode_gif_codes(const GifFrame& frame, const std::string& name) {
   constexpr size_t kMaxCodes = 4096;
   if (frame.area.width < 1 || frame.area.height < 1) {
-    throw_damaged(kGifFormat, name, "a picture in it has no pixels");
+    throw_damaged(kGifFormat, name, "an image in it has no pixels");
   }
   if (frame.codes.empty()) throw_truncated(kGifFormat, name);
   const auto index_bits = std::to_integer<unsigned>(frame.codes[0]);
   if (index_bits < 1 || index_bits > 8) {
-    throw_damaged(kGifFormat, name, "its first codes have another length than 1 to 8 bits");
+    throw_damaged(kGifFormat, name, "the width of its first codes is not 1 to 8 bits");
   }
   check_file_bytes(frame.area.height, frame.area.width, frame.codes.size(), kPixelsPerByte,
                    kGifFormat, name);
@@ -237,7 +237,7 @@ std::vector<uint8_t> decode_gif_codes(const GifFrame& frame, const std::string& 
     // A code may name the entry that it completes: the string before it, then its first index.
     const bool known = *code < next;
     if (!known && (previous == kMaxCodes || *code != next)) {
-      throw_damaged(kGifFormat, name, "one of its codes has no meaning yet");
+      throw_damaged(kGifFormat, name, "it uses a code before defining it");
     }
     unsigned at = known ? *code : previous;
     const size_t length = lengths[at];

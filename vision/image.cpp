@@ -83,9 +83,9 @@ bool looks_like_text(std::string_view head) noexcept {
     if (!is_of(video, text)) continue;
     throw Error(
         ErrorCode::kUnsupported,
-        fmt::format("image {} is a video ({}), not a picture; give it as a video, or one of "
-                    "its frames",
-                    name, video.kind));
+        fmt::format(
+            "image {} is a video ({}), not an image; give it as a video, or one of its frames",
+            name, video.kind));
   }
   const std::string_view head = text.substr(0, 512);
   if (looks_like_text(head)) {
@@ -95,7 +95,7 @@ bool looks_like_text(std::string_view head) noexcept {
   }
   throw Error(
       ErrorCode::kCorruptFile,
-      fmt::format("image {} is no image that is known here; give {}", name, kReadableKinds));
+      fmt::format("image {} is not in a known image format; give {}", name, kReadableKinds));
 }
 
 bool is_jpeg(std::string_view head) noexcept { return head.starts_with("\xff\xd8\xff"sv); }
@@ -153,9 +153,7 @@ auto with_memory(const std::string& name, Action&& action) {
   } catch (const std::length_error&) {
   }
   throw Error(ErrorCode::kOutOfMemory,
-              fmt::format("image {} needs more memory than there is to be decoded; scale it down "
-                          "first",
-                          name));
+              fmt::format("image {} cannot be decoded: out of memory; scale it down first", name));
 }
 
 }  // namespace
@@ -229,8 +227,8 @@ void check_size(int64_t height, int64_t width, const char* format, const std::st
   }
   if (height > kMaxSide || width > kMaxSide || height > kMaxPixels / width) {
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("image {} is a {} of {} x {} pixels, more than the {} (or {} on a "
-                            "side) that are decoded; scale it down first",
+                fmt::format("image {} is a {} of {} x {} pixels, more than the limit of {} pixels "
+                            "({} per side); scale it down first",
                             name, format, width, height, kMaxPixels, kMaxSide));
   }
 }
@@ -251,8 +249,8 @@ Image allocate_image(int64_t height, int64_t width, const std::string& name) {
     image.rgb.resize(bytes);
   } catch (const std::bad_alloc&) {
     throw Error(ErrorCode::kOutOfMemory,
-                fmt::format("image {} of {} x {} pixels needs {} bytes of memory, which are not "
-                            "there; scale it down first",
+                fmt::format("image {} of {} x {} pixels needs {} bytes of memory, more than there "
+                            "is; scale it down first",
                             name, width, height, bytes));
   }
   return image;

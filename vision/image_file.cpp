@@ -31,7 +31,7 @@ RegularFile open_regular(const std::filesystem::path& path, const std::string& n
   return RegularFile(path, [&name](std::string_view found, bool pipe) {
     if (!pipe) fail(name, found);
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("image {} {}; give a file, or the picture on standard input as \"-\"",
+                fmt::format("image {} {}; give a file, or the image on standard input as \"-\"",
                             name, found));
   });
 }
@@ -69,10 +69,11 @@ std::string image_name(const std::filesystem::path& path) {
 std::vector<std::byte> read_image(const std::filesystem::path& path) {
   const std::string name = shown_name(image_name(path));
   if (path.native().find('\0') != std::string::npos) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("image {} has a NUL in its name, which no file has; give its path "
-                            "without it",
-                            name));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format(
+            "image {} has a NUL in its name, which no file name can hold; give its path without it",
+            name));
   }
   std::optional<RegularFile> file;
   if (path != kStandardInput) file.emplace(open_regular(path, name));
@@ -81,10 +82,10 @@ std::vector<std::byte> read_image(const std::filesystem::path& path) {
   try {
     return read_all(file ? file->descriptor() : STDIN_FILENO, expected, name);
   } catch (const std::bad_alloc&) {
-    throw Error(ErrorCode::kOutOfMemory,
-                fmt::format("image {} needs more memory than there is to be read; free some, or "
-                            "scale it down first",
-                            name));
+    throw Error(
+        ErrorCode::kOutOfMemory,
+        fmt::format("image {} cannot be read: out of memory; free some, or scale it down first",
+                    name));
   }
 }
 

@@ -161,7 +161,8 @@ bool read_rows(JpegReader& reader, unsigned char* rgb, unsigned char* row) {
                         name);
     case JERR_OUT_OF_MEMORY:
       throw Error(ErrorCode::kOutOfMemory,
-                  "image " + name + " needs more memory than there is; scale it down first");
+                  " cannot be decoded: out of memory; scale it down first" + name +
+                      " needs more memory than there is; scale it down first");
     case JERR_INPUT_EOF:
     case JERR_INPUT_EMPTY:
       throw_truncated(kFormat, name);

@@ -17,8 +17,7 @@ int32_t advance(int32_t end, int64_t count) {
   const int64_t next = end + count;
   if (next > std::numeric_limits<int32_t>::max()) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the pictures of a batch have more than {} patches; encode fewer at "
-                            "once",
+                fmt::format("the images of a batch have more than {} patches; encode fewer at once",
                             std::numeric_limits<int32_t>::max()));
   }
   return static_cast<int32_t>(next);
@@ -39,8 +38,8 @@ void check_merge(const PatchGrid& grid, int merge) {
   if (int64_t{grid.rows} * grid.columns > kMost ||
       int64_t{grid.rows} * grid.columns * grid.slices > kMost) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("a grid of {} x {} x {} patches is too large to be numbered; expected "
-                            "at most {} patches; make the picture smaller",
+                fmt::format("a grid of {} x {} x {} patches is too large; expected at most {} "
+                            "patches; make the image smaller",
                             grid.slices, grid.rows, grid.columns, kMost));
   }
 }

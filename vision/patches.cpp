@@ -17,7 +17,7 @@ namespace {
 
 void check_frames(std::span<const Image> frames) {
   if (frames.empty()) {
-    throw Error(ErrorCode::kInvalidArgument, "a clip without frames has no patches");
+    throw Error(ErrorCode::kInvalidArgument, "a video without frames has no patches");
   }
   const Image& first = frames.front();
   for (const Image& frame : frames) {
@@ -25,12 +25,11 @@ void check_frames(std::span<const Image> frames) {
     const auto named = [](const Image& image) {
       return image.name.empty() ? std::string("a frame") : image.name;
     };
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{} is {} x {} pixels, but {} before it {} x {}; expected the frames of "
-                    "a clip to be of one size",
-                    named(frame), frame.width, frame.height, named(first), first.width,
-                    first.height));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} is {} x {} pixels, but {} before it {} x {}; expected the frames "
+                            "of a video to be of one size",
+                            named(frame), frame.width, frame.height, named(first), first.width,
+                            first.height));
   }
 }
 
@@ -70,8 +69,8 @@ void write_patches(TensorView rows, std::span<const Image> frames, const PatchLa
   if (rows.shape() != shape || rows.dtype() != DType::kU8 ||
       rows.device().kind != DeviceKind::kCpu) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the patches of {} pictures of {} x {} pixels have shape {} in bytes "
-                            "on the CPU, found room for {}",
+                fmt::format("the patches of {} images of {} x {} pixels have shape {} in bytes on "
+                            "the CPU, found space for {}",
                             frames.size(), width, height, shape.str(), rows.shape().str()));
   }
 

@@ -38,7 +38,9 @@ class HeaderReader {
   std::string_view rest() const noexcept { return rest_; }
 
  private:
-  [[noreturn]] void fail() const { throw_damaged(kFormat, name_, "its header is no numbers"); }
+  [[noreturn]] void fail() const {
+    throw_damaged(kFormat, name_, "its header has a field that is not a number");
+  }
   void skip_blanks() noexcept {
     while (!rest_.empty() && (is_blank(rest_[0]) || rest_[0] == '#')) {
       const bool comment = rest_[0] == '#';
@@ -74,7 +76,7 @@ PnmHeader read_header(std::span<const std::byte> bytes, const std::string& name)
   header.channels = kind == '5' ? 1 : 3;
   header.samples = reader.rest();
   if (header.max_value < 1 || header.max_value > 65535) {
-    throw_damaged(kFormat, name, "its greatest value is " + std::to_string(header.max_value));
+    throw_damaged(kFormat, name, "its largest value is " + std::to_string(header.max_value));
   }
   return header;
 }

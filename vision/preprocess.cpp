@@ -161,9 +161,9 @@ Image fit(const Image& image, const PreprocessSpec& spec) {
   }
   throw Error(
       ErrorCode::kOutOfMemory,
-      fmt::format("image {} of {} x {} pixels needs more memory than there is to be resized; "
-                  "scale it down first",
-                  image.name, image.width, image.height));
+      fmt::format(
+          "image {} of {} x {} pixels cannot be resized: out of memory; scale it down first",
+          image.name, image.width, image.height));
 }
 
 }  // namespace kvlm

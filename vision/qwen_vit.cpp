@@ -106,8 +106,8 @@ QwenVit::Impl::Impl(const QwenVitConfig& config, WeightMap& weights, const std::
     : config_(config), workspace_bytes_(workspace_bytes) {
   if (config.hidden % config.heads != 0 || head_dim() % 4 != 0) {
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("config.json: a vision tower {} wide has {} heads; expected heads of a "
-                            "multiple of 4 channels, for angles of two axes",
+                fmt::format("config.json: a vision tower of {} channels has {} heads; expected "
+                            "heads of a multiple of 4 channels, for angles of two axes",
                             config.hidden, config.heads));
   }
   BlockShape shape;
@@ -166,7 +166,7 @@ void QwenVit::Impl::check(const VisualPatches& picture) const {
   const Shape expected{patches, columns_};
   if (picture.rows.shape() == expected) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("the vision tower takes the patches of a picture as {}, found {}; "
+              fmt::format("the vision tower takes the patches of an image as {}, found {}; "
                           "preprocessor_config.json and config.json do not belong together",
                           expected.str(), picture.rows.shape().str()));
 }

@@ -61,7 +61,7 @@ void RegularFile::reopen() {
   close();
   bytes_ = bytes;
   changed_ = changed;
-  refuse_("was changed since it was opened first", false);
+  refuse_("was changed after it was opened", false);
 }
 
 RegularFile::~RegularFile() { close(); }

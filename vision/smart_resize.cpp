@@ -16,7 +16,7 @@ constexpr double kMostPixels = 1 << 28;  // as resize()
 void check_positive(int height, int width, int factor) {
   if (height > 0 && width > 0 && factor > 0) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("a picture of {} x {} pixels cannot be resized to multiples of {}; "
+              fmt::format("an image of {} x {} pixels cannot be resized to multiples of {}; "
                           "expected positive numbers",
                           width, height, factor));
 }
@@ -25,7 +25,7 @@ void check_positive(int height, int width, int factor) {
 void check_aspect(double height, double width, std::array<int, 2> shown) {
   if (std::max(height, width) / std::min(height, width) <= 200.0) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("a picture of {} x {} pixels is more than 200 times as long as wide, "
+              fmt::format("an image of {} x {} pixels is more than 200 times as long as wide, "
                           "which this model does not take; crop it",
                           shown[0], shown[1]));
 }
@@ -52,8 +52,8 @@ std::array<int, 2> fit(double frames, double deep, double height, double width, 
   if (!(to_height >= 1 && to_width >= 1 && to_height * to_width <= kMostPixels)) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("a picture of {} x {} pixels would be resized to {} x {}; expected 1 to "
-                    "2^28 pixels; check min_pixels ({}) and max_pixels ({})",
+        fmt::format("an image of {} x {} pixels would be resized to {} x {}; expected 1 to 2^28 "
+                    "pixels; check min_pixels ({}) and max_pixels ({})",
                     width, height, to_width, to_height, budget.min_pixels, budget.max_pixels));
   }
   return {static_cast<int>(to_height), static_cast<int>(to_width)};
@@ -90,11 +90,10 @@ std::array<int, 2> smart_resize_clip(int frames, int height, int width, int dept
                                      const PixelBudget& budget) {
   check_positive(height, width, factor);
   if (depth < 1 || frames < depth) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("a video of {} frames is too short for this model, which takes at least "
-                    "{}; give more frames, or a picture",
-                    frames, depth));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("a video of {} frames is too short for this model, which takes at "
+                            "least {}; give more frames, or an image",
+                            frames, depth));
   }
   double tall = height;
   double wide = width;
@@ -130,8 +129,8 @@ PixelBudget capped_clip_budget(const PixelBudget& budget, int frames, int factor
 PatchGrid patch_grid(int frames, int height, int width, int patch, int depth) {
   if (frames < 1 || patch < 1 || depth < 1 || height < patch || width < patch) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} pictures of {} x {} pixels have no patches of {} x {}, {} pictures "
-                            "deep; expected one picture or more of at least a patch",
+                fmt::format("{} images of {} x {} pixels have no patches of {} x {}, {} images "
+                            "deep; expected one image or more, each of at least one patch",
                             frames, width, height, patch, patch, depth));
   }
   return {(frames - 1) / depth + 1, height / patch, width / patch};

@@ -22,7 +22,7 @@ constexpr int kMostTiles = 1024;
 void check_picture(int height, int width) {
   if (height > 0 && width > 0) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("a picture of {} x {} pixels cannot be cut into tiles", width, height));
+              fmt::format("an image of {} x {} pixels cannot be cut into tiles", width, height));
 }
 
 void check_tile(int tile) {
@@ -40,10 +40,11 @@ void check_dynamic(int height, int width, const DynamicTiling& tiling) {
       tiling.max_tiles <= kMostTiles) {
     return;
   }
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("a picture cannot be cut into {} to {} tiles; expected 1 to {}, the "
-                          "smaller number first",
-                          tiling.min_tiles, tiling.max_tiles, kMostTiles));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format(
+          "an image cannot be cut into {} to {} tiles; expected 1 to {}, the smaller number first",
+          tiling.min_tiles, tiling.max_tiles, kMostTiles));
 }
 
 /// The height x width pixels from (top, left) on; what lies outside the picture is black.
@@ -149,9 +150,9 @@ std::array<int, 2> best_canvas(int height, int width, const AnyresTiling& tiling
   check_picture(height, width);
   check_tile(tiling.tile);
   if (tiling.pinpoints.empty()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "there is no canvas to put a picture on; expected image_grid_pinpoints to list at "
-                "least one");
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "there is no canvas for an image; expected image_grid_pinpoints to list at least one");
   }
   std::array<int, 2> best{};
   const int64_t pixels = int64_t{height} * width;

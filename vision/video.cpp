@@ -30,8 +30,7 @@ auto with_memory(const std::string& name, Action&& action) {
   } catch (const std::length_error&) {
   }
   throw_video(ErrorCode::kOutOfMemory, name,
-              "needs more memory than there is to be decoded; take fewer frames, or scale it down "
-              "first");
+              "cannot be decoded: out of memory; take fewer frames, or scale it down first");
 }
 
 void check_numbers(std::span<const int64_t> frames, const VideoInfo& info) {
@@ -109,8 +108,9 @@ std::unique_ptr<VideoFile> open_file(const std::filesystem::path& path, const st
     }
     throw_video(
         ErrorCode::kCorruptFile, name,
-        fmt::format("is a picture ({}), not a video; give it as an image, or a folder of frames",
-                    picture));
+        fmt::format(
+            "is an image ({}), not a video; give it as an image, or give a folder of frames",
+            picture));
   }
   if (file.bytes() > kMaxAnimationBytes) {
     throw_video(ErrorCode::kCorruptFile, name,
@@ -137,15 +137,15 @@ void check_frame_count(int64_t frames, const std::string& name, int64_t most) {
   if (frames > most) {
     throw_video(
         ErrorCode::kCorruptFile, name,
-        fmt::format("has more than the {} frames that are read of its kind; cut it first", most));
+        fmt::format("has more than {} frames, the limit for its format; cut it first", most));
   }
 }
 
 void check_animation_pixels(int64_t pixels, const std::string& name) {
   if (pixels > kMaxAnimationPixels) {
     throw_video(ErrorCode::kCorruptFile, name,
-                fmt::format("has more than the {} pixels, in all of its frames, that an animation "
-                            "may have; cut or scale it down first",
+                fmt::format("has more than {} pixels in all of its frames, the limit for an "
+                            "animation; cut or scale it down first",
                             kMaxAnimationPixels));
   }
 }
@@ -157,7 +157,7 @@ double animation_delay_s(int64_t delay_ms) noexcept {
 void VideoFile::require_kept(std::span<const int64_t> frames) const {
   if (!kept_ || std::ranges::includes(*kept_, frames)) return;
   throw_video(ErrorCode::kInvalidArgument, info_.name,
-              "rests, and a frame was asked for that it has not kept; open it again");
+              "is closed, and a frame that was not kept was asked for; open it again");
 }
 
 void VideoFile::decode(std::span<const int64_t> frames, const std::function<void(Image)>& take) {
@@ -185,8 +185,8 @@ Video VideoFile::read(std::span<const int64_t> frames) {
   const int64_t pixels = int64_t{info_.height} * info_.width;
   if (static_cast<int64_t>(frames.size()) > kMaxReadPixels / pixels) {
     throw_video(ErrorCode::kOutOfMemory, info_.name,
-                fmt::format("is {} x {}, and {} frames of that are more than the {} pixels that "
-                            "are held at once; take fewer frames, or scale it down first",
+                fmt::format("is {} x {}, and {} frames of that size exceed the limit of {} pixels "
+                            "in memory; take fewer frames, or scale it down first",
                             info_.width, info_.height, frames.size(), kMaxReadPixels));
   }
   Video video;
@@ -214,7 +214,7 @@ std::unique_ptr<VideoFile> open_video(const std::filesystem::path& path) {
   const std::string name = shown_name(path.string());
   if (path.native().find('\0') != std::string::npos) {
     throw_video(ErrorCode::kInvalidArgument, name,
-                "has a NUL in its name, which no file has; give its path without it");
+                "has a NUL in its name, which no file name can hold; give its path without it");
   }
   return with_memory(name, [&] {
     std::error_code unknown;

@@ -16,7 +16,7 @@ DecodedImage decode_webp(std::span<const std::byte> bytes, const std::string& na
   check_size(header.height, header.width, kWebpFormat, name);
   WebPIterator frame;  // the whole picture, or the first of an animation, on a black canvas
   if (WebPDemuxGetFrame(demuxer.get(), 1, &frame) == 0) {
-    throw_damaged(kWebpFormat, name, "it has no picture");
+    throw_damaged(kWebpFormat, name, "it has no image");
   }
   const WebPData data = frame.fragment;
   const int64_t left = frame.x_offset;
@@ -25,11 +25,12 @@ DecodedImage decode_webp(std::span<const std::byte> bytes, const std::string& na
   const int64_t height = frame.height;
   WebPDemuxReleaseIterator(&frame);
   if (left + width > header.width || top + height > header.height) {
-    throw_damaged(kWebpFormat, name, "a picture of it is larger than all of it");
+    throw_damaged(kWebpFormat, name, "an image in it is larger than its canvas");
   }
 
   WebPDecoderConfig config;
-  if (WebPInitDecoderConfig(&config) == 0) throw_unsupported("for another libwebp", name);
+  if (WebPInitDecoderConfig(&config) == 0)
+    throw_unsupported("made for another version of libwebp", name);
   // The container may say another size than the picture itself, which is what will be written.
   if (WebPGetFeatures(data.bytes, data.size, &config.input) != VP8_STATUS_OK ||
       config.input.width != width || config.input.height != height) {

@@ -31,7 +31,7 @@ WebpDemuxer open_webp(std::span<const std::byte> bytes, const std::string& name)
   if (said > bytes.size()) throw_truncated(kWebpFormat, name);
   const WebPData file{data, bytes.size()};
   WebpDemuxer demuxer(WebPDemux(&file));
-  if (demuxer == nullptr) throw_damaged(kWebpFormat, name, "its parts do not fit together");
+  if (demuxer == nullptr) throw_damaged(kWebpFormat, name, "its chunks do not fit together");
   return demuxer;
 }
 

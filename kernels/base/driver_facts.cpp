@@ -12,7 +12,7 @@ std::string why_none(const DriverFacts& facts) {
                        facts.needed % 1000 / 10);
   }
   if (!facts.failure.empty()) return fmt::format("the driver says \"{}\"", facts.failure);
-  return "the driver shows no GPU";
+  return "the driver reports no GPU";
 }
 
 }  // namespace kvlm::cuda

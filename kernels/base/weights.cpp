@@ -111,10 +111,11 @@ void check_fits(const WeightMap::SubTensor& part, const Shape& shape) {
       columns_of(part.shape) <= columns_of(shape)) {
     return;
   }
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("take_together: {} of shape {} does not fit into {} from row {} in steps "
-                          "of {}",
-                          part.name, part.shape.str(), shape.str(), part.first, part.step));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format(
+          "take_together: a tensor {} of shape {} does not fit into {} from row {} in steps of {}",
+          part.name, part.shape.str(), shape.str(), part.first, part.step));
 }
 
 /// Rows of `from`, each `bytes` long, to rows that begin `stride` bytes apart.
@@ -315,8 +316,8 @@ void WeightMap::rename(const std::function<std::string(std::string_view)>& rule)
     const auto [place, inserted] = renamed.emplace(std::move(canonical), entry);
     if (!inserted) {
       throw Error(ErrorCode::kCorruptFile,
-                  fmt::format("tensor {} is a second spelling of {}, which is there too; keep one",
-                              name, place->first));
+                  fmt::format("tensor {} is another name of {}, which is there too; keep one", name,
+                              place->first));
     }
   }
   tensors_ = std::move(renamed);

@@ -37,9 +37,9 @@ void check_fft(cufftResult answer, const char* what) {
   if (answer == CUFFT_SUCCESS) return;
   const bool full = answer == CUFFT_ALLOC_FAILED;
   throw Error(full ? ErrorCode::kOutOfMemory : ErrorCode::kDevice,
-              fmt::format("{}: cuFFT answered with its error {}, {}; {}, or use fft=on", what,
-                          static_cast<int>(answer), full ? "no memory" : "not success",
-                          full ? "give the GPU less to hold" : "look at the driver's log"));
+              fmt::format("{}: cuFFT failed with error {}, {}; {}, or use fft=on", what,
+                          static_cast<int>(answer), full ? "no memory" : "execution failed",
+                          full ? "use a smaller batch or model" : "see the driver's log"));
 }
 
 }  // namespace kvlm::cuda

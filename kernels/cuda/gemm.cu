@@ -873,10 +873,9 @@ void gated_linears(TensorView y, const Projection& gate, const Projection& up,
     }
   }
   if (gate.y.empty()) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        "gated_linears: x or y does not begin at a multiple of 16 bytes, which rows without "
-        "workspace need; align it or give gate and up room for their products");
+    throw Error(ErrorCode::kInvalidArgument,
+                "gated_linears: x or y is not aligned to 16 bytes, which rows without a workspace "
+                "need; align it or pass a workspace for gate and up");
   }
   cuda::linears(both, x, stream);
   cuda::activate_gate(y, gate.y, up.y, activation, stream);

@@ -28,8 +28,8 @@ struct ListSpace {
   void need(int blocks, int words) const {
     if (used_blocks + blocks <= most_blocks && used_words + words <= most_words) return;
     throw Error(ErrorCode::kOutOfMemory,
-                "DecodeTable::set: a sequence lists more blocks, or bits of their rows, than "
-                "reserve() was told; tell it of the longest");
+                "internal error: DecodeTable::set got a sequence with more blocks or longer "
+                "bitmaps than reserve() was called for; please report it");
   }
   const uint64_t* add_words(const uint64_t* from, int bits) {
     const int count = (bits + 63) / 64;

@@ -770,8 +770,8 @@ int blocks_of_lane(int chunks, int most, unsigned lanes, Stream& stream) {
     if (blocks == 1) return blocks;
     throw Error(
         ErrorCode::kUnsupported,
-        "attend_packed: this GPU cannot share a KV head among blocks, as the first one that "
-        "was asked can; use one kind of GPU in a program");
+        "attend_packed: this GPU has no thread block clusters, but the first GPU in use does; use "
+        "GPUs of one kind in a program");
   }
   const auto multiprocessors = static_cast<unsigned>(stream.queue().multiprocessors());
   while (blocks < kMostBlocks && lanes * static_cast<unsigned>(blocks) <= multiprocessors &&

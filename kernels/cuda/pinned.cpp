@@ -28,11 +28,10 @@ void PinnedMemory::reserve(size_t bytes) {
   const cudaError_t status = cudaMallocHost(&data, bytes);
   if (status == cudaErrorMemoryAllocation) {
     static_cast<void>(cudaGetLastError());
-    throw Error(
-        ErrorCode::kOutOfMemory,
-        fmt::format("the host has no {} bytes that a GPU can copy from and to (pinned memory); "
-                    "use a smaller batch, or allow more locked memory",
-                    bytes));
+    throw Error(ErrorCode::kOutOfMemory,
+                fmt::format("the host cannot provide {} bytes of pinned memory, which GPU copies "
+                            "need; use a smaller batch, or allow more locked memory",
+                            bytes));
   }
   check(status, "pinned host memory");
   data_ = static_cast<std::byte*>(data);

@@ -43,7 +43,7 @@ inline void check_head_dim(const char* op, const PromptRows& rows) {
   if (rows.head_dim <= 256) return;
   throw Error(ErrorCode::kUnsupported,
               std::string(op) + ": head_dim " + std::to_string(rows.head_dim) +
-                  " is not served on CUDA, which takes 1 to 256; use --device cpu");
+                  " is not supported on CUDA, which takes 1 to 256; use --device cpu");
 }
 
 /// Where a row lies, and its format.

@@ -33,12 +33,12 @@ void check(cudaError_t status, std::string_view what) {
                 known ? fmt::format("{}: the GPU has {} of {} bytes free, which is not enough; use "
                                     "a smaller model, batch or cache",
                                     what, free, total)
-                      : fmt::format("{}: the GPU has too little memory left to start on; wait for "
-                                    "what else runs there, or use --device cpu",
+                      : fmt::format("{}: the GPU has too little free memory to start; wait for "
+                                    "other programs on it, or use --device cpu",
                                     what));
   }
   throw Error(ErrorCode::kDevice,
-              fmt::format("{}: the GPU reports \"{}\"; what ran on it is lost, start again", what,
+              fmt::format("{}: the GPU reports \"{}\"; its results are lost, start again", what,
                           cudaGetErrorString(status)));
 }
 
@@ -122,10 +122,9 @@ thread_local bool recording = false;
 
 void refuse_while(bool recorded, std::string_view what) {
   if (!recorded) return;
-  throw Error(ErrorCode::kDevice,
-              fmt::format("{}: not while work is recorded to be run again; this is an error of the "
-                          "program, report it",
-                          what));
+  throw Error(ErrorCode::kDevice, fmt::format("{}: not allowed while a graph is recorded; this is "
+                                              "an error of the program, please report it",
+                                              what));
 }
 constexpr size_t kUploadAlignment = 256;
 

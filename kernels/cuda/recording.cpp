@@ -37,7 +37,7 @@ Recording::~Recording() = default;
 
 bool Recording::make(Stream& stream, const std::function<void()>& body) {
   if (stream.device().kind != DeviceKind::kCuda) {
-    throw Error(ErrorCode::kUnsupported, "only a GPU's work can be recorded");
+    throw Error(ErrorCode::kUnsupported, "only work on a GPU can be recorded");
   }
   clear();
   cuda::Queue& queue = stream.queue();

@@ -7,8 +7,8 @@ namespace kvlm::cuda {
 
 void prepare_cufft(int, int) {
   throw Error(ErrorCode::kUnsupported,
-              "fft=cufft needs cuFFT, which this build was made without; install its header "
-              "(cufft.h, of the CUDA toolkit) and build again, or use fft=on");
+              "fft=cufft needs cuFFT, but this build has none; install its header (cufft.h, in the "
+              "CUDA toolkit) and build again, or use fft=on");
 }
 
 void change_by_cufft(const BasisLaunch&, Stream&) { prepare_cufft(0, 0); }

@@ -51,8 +51,8 @@ void PromptSelector::attend(Sequence& sequence, int layer, const QkvRows& x,
   if (needs.rows != ImportanceNeeds::Rows::kAll &&
       (first < prompt.staged || seen < sequence.size.prompt_rows)) {
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("--kv {} watches the last rows of a prompt, which must come in one "
-                            "pass; {} of {} rows came",
+                fmt::format("--kv {} observes the last tokens of the prompt, which must be passed "
+                            "in one call; {} of {} tokens were passed",
                             traits_.plan().spec, n, sequence.size.prompt_rows));
   }
   std::vector<double> small(needs.sparsity ? static_cast<size_t>(traits_.shape().q_heads) : 0);
@@ -152,8 +152,8 @@ void PromptSelector::score(Sequence& sequence, const StepRows& rows, int layer,
   const ImportanceNeeds needs = traits_.retention()->needs();
   if (needs.queries && rows.rows < sequence.size.prompt_rows) {
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("--kv {} needs the queries of a whole prompt, which must come in one "
-                            "pass; {} of {} rows came",
+                fmt::format("--kv {} needs the queries of the whole prompt, which must be passed "
+                            "in one call; {} of {} tokens were passed",
                             traits_.plan().spec, rows.rows, sequence.size.prompt_rows));
   }
   if (!rows.ends_prompt) return;

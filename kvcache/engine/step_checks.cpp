@@ -18,13 +18,16 @@ namespace {
 void check_size(const Sequence& sequence, const StepRows& rows) {
   if (sequence.rows + rows.rows > sequence.size.max_rows) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("a sequence of {} tokens cannot take {} more: {} were reserved for it",
+                fmt::format("a sequence of {} tokens cannot grow by {}: {} tokens were reserved "
+                            "for it; reserve more",
                             sequence.rows, rows.rows, sequence.size.max_rows));
   }
   if (!sequence.prompted && sequence.rows + rows.rows > sequence.size.prompt_rows) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("a prompt of {} tokens was announced and {} came",
-                            sequence.size.prompt_rows, sequence.rows + rows.rows));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format(
+            "a prompt of {} tokens was announced, but {} were passed; pass the announced number",
+            sequence.size.prompt_rows, sequence.rows + rows.rows));
   }
 }
 
@@ -32,14 +35,15 @@ void check_size(const Sequence& sequence, const StepRows& rows) {
 void check_later_prompt(const CacheTraits& traits, const StepRows& rows) {
   const CacheNeeds& needs = traits.needs();
   if (rows.prompt && needs.one_prompt) {
-    unsupported(fmt::format("--kv {} takes no second prompt: {}; prefill the conversation anew",
-                            traits.plan().spec, why_one_prompt(traits.plan(), traits.device())));
+    unsupported(
+        fmt::format("--kv {} takes no second prompt: {}; prefill the whole conversation again",
+                    traits.plan().spec, why_one_prompt(traits.plan(), traits.device())));
   }
   if (needs.pictures_first && std::any_of(rows.modality.begin(), rows.modality.end(),
                                           [](int16_t tag) { return tag != kTextRow; })) {
     unsupported(
-        fmt::format("--kv {} packs pictures when the first prompt ends and takes no "
-                    "further ones; prefill the conversation anew",
+        fmt::format("--kv {} packs images at the end of the first prompt and takes no later ones; "
+                    "prefill the whole conversation again",
                     traits.plan().spec));
   }
 }
@@ -49,8 +53,8 @@ void check_pictures(const CacheTraits& traits, const StepRows& rows) {
   if (last == rows.modality.end() || *last < Layouts::kMaxImages) return;
   if (!traits.layouts().per_image()) return;
   unsupported(
-      fmt::format("--kv {} gives each picture scales of its own, for up to {} pictures "
-                  "of a prompt; drop span=per_image or give fewer pictures",
+      fmt::format("--kv {} stores scales for each image, for at most {} images in a prompt; drop "
+                  "span=per_image or give fewer images",
                   traits.plan().spec, Layouts::kMaxImages));
 }
 
@@ -60,10 +64,11 @@ std::string_view why_one_prompt(const CachePlan& plan, Device device) noexcept {
   if (plan.retention == nullptr) return {};
   // A layer that uses another's codes must drop rows in the same step, which a prompt that passes
   // layer by layer does not.
-  if (plan.share.any()) return "its layers share codes and drop rows";
+  if (plan.share.any()) return "its layers share codes and it evicts tokens";
   if (device.kind != DeviceKind::kCpu &&
       plan.retention->needs().decode_weights != ImportanceNeeds::DecodeWeights::kNone) {
-    return "its weights of attention are on the GPU, and those of later prompts come from the host";
+    return "it needs attention weights, which are on the GPU, but those of a later prompt are "
+           "computed on the host";
   }
   return {};
 }
@@ -75,8 +80,8 @@ void check_rows(const CacheTraits& traits, const Sequence& sequence, const StepR
   const bool in_parts = traits.layouts().joint() || !traits.layouts().stages();
   if (!sequence.prompted && !in_parts && !rows.ends_prompt) {
     unsupported(
-        fmt::format("--kv {} packs each layer as soon as it is read: the first prompt "
-                    "must come in one pass, and a part of {} rows came",
+        fmt::format("--kv {} packs each layer as soon as it is computed: pass the first prompt in "
+                    "one call, not a part of {} tokens",
                     traits.plan().spec, rows.rows));
   }
 }
@@ -84,13 +89,13 @@ void check_rows(const CacheTraits& traits, const Sequence& sequence, const StepR
 void check_fork(bool prompted, int rows, int max_rows) {
   if (!prompted) {
     throw Error(ErrorCode::kInvalidArgument,
-                "a sequence cannot be forked before its first prompt has ended, nor when it is "
-                "closed; fork it between the two");
+                "a sequence can be forked only after its first prompt and before it is closed; "
+                "fork it between the two");
   }
   if (max_rows < rows) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("a fork of at most {} tokens cannot go on from {}; give it room for "
-                            "these and its own",
+                fmt::format("a fork with a limit of {} tokens cannot continue a sequence of {}; "
+                            "reserve tokens for these and for its own",
                             max_rows, rows));
   }
 }

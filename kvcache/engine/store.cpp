@@ -67,11 +67,11 @@ void SequenceStore::reserve(Sequence& sequence, const SequenceSize& size, const 
   const size_t staging = SequenceBounds(traits_.plan()).staging_bytes(size);
   const auto refuse = [&] {
     const std::string more =
-        staging == 0 ? "" : fmt::format(", {} more while the prompt is read", human_bytes(staging));
+        staging == 0 ? "" : fmt::format(", and {} more during prefill", human_bytes(staging));
     throw Error(
         ErrorCode::kOutOfMemory,
-        fmt::format("{} does not fit: {} tokens of {} cache take {}{}{}, and {} of {} are free; "
-                    "use a smaller batch, fewer tokens or more cache memory",
+        fmt::format("{} does not fit: a cache of {} tokens under --kv {} takes {}{}{}, and {} of "
+                    "{} are free; use a smaller batch, fewer tokens or more cache memory",
                     who, size.max_rows, traits_.plan().spec, staging == 0 ? "" : "up to ",
                     human_bytes(memory), more, human_bytes(arena_.capacity() - arena_.reserved()),
                     human_bytes(arena_.capacity())));
@@ -122,11 +122,11 @@ SequenceId SequenceStore::fork(SequenceId parent, int max_rows, const std::strin
   if (!arena_.fits(bytes, 1)) {
     throw Error(
         ErrorCode::kOutOfMemory,
-        fmt::format("{} does not fit: a fork of {} tokens to {} of {} cache takes up to {}, and {} "
-                    "of {} are free; fork fewer, give them fewer tokens or use more cache memory",
-                    who, made.rows, max_rows, traits_.plan().spec, human_bytes(bytes),
-                    human_bytes(arena_.capacity() - arena_.reserved()),
-                    human_bytes(arena_.capacity())));
+        fmt::format(
+            "{} does not fit: a fork from {} to {} tokens under --kv {} takes up to {}, and {} of "
+            "{} are free; fork fewer sequences, give them fewer tokens or use more cache memory",
+            who, made.rows, max_rows, traits_.plan().spec, human_bytes(bytes),
+            human_bytes(arena_.capacity() - arena_.reserved()), human_bytes(arena_.capacity())));
   }
   made.memory = std::make_shared<ArenaExtent>(arena_.reserve(bytes, who));
   const SequenceId id = admit(std::move(made));

@@ -30,12 +30,14 @@ class AsymKv final : public PlannedQuantizer {
 
 constexpr std::array kOptions{
     kGroup,
-    OptionInfo{.key = "key_layers",
-               .type = OptionInfo::Type::kChannels,
-               .low = 0,
-               .high = 1024,
-               .standard = "auto",
-               .help = "first layers whose keys take 2 bits; auto: all"},
+    OptionInfo{
+        .key = "key_layers",
+        .type = OptionInfo::Type::kChannels,
+        .low = 0,
+        .high = 1024,
+        .standard = "auto",
+        .help =
+            "number of first layers whose keys take 2 bits, the others take 1; auto: all layers"},
     kMeta,
     kResidual,
     kTailKeep,
@@ -44,7 +46,7 @@ constexpr std::array kOptions{
                .low = 0,
                .high = 1024,
                .standard = "0",
-               .help = "first layers whose values take 2 bits"},
+               .help = "number of first layers whose values take 2 bits, the others take 1"},
 };
 
 }  // namespace
@@ -52,10 +54,13 @@ constexpr std::array kOptions{
 const QuantizerEntry asymkv{
     {.name = "asymkv",
      .kind = PartKind::kQuantizer,
-     .source = "AsymKV, as in XQuant App. B, C",
-     .stores = "as kivi, at 2 bits in the first layers and 1 bit in the others",
-     .composes = "any retention; share=codes where a pair has one width; a visual quantizer",
-     .options = kOptions},
+     .source = "AsymKV, as in XQuant, appendices B and C",
+     .stores = "as kivi: 2 bits in the first layers and 1 bit in the others",
+     .composes = "any retention rule; share=codes where both layers of a pair have one bit width; "
+                 "a quantizer with scope=visual",
+     .options = kOptions,
+     .example = "asymkv,key_layers=16",
+     .arxiv = "2410.13212"},
     make<AsymKv>};
 
 }  // namespace kvlm::quantizers

@@ -26,10 +26,10 @@ class CalibQuant final : public PlannedQuantizer {
     const int key_bits = visual_bits(options, "key_bits");
     const std::string_view shrink = options.text("shrink");
     for (const char* key : {"eta_k", "eta_v"}) {
-      refuse_idle(options, key, shrink != "eta", "only shrink=eta moves end levels");
+      refuse_idle(options, key, shrink != "eta", "it applies with shrink=eta only");
     }
     for (const char* key : {"kappa_k", "kappa_v"}) {
-      refuse_idle(options, key, shrink != "kappa", "only shrink=kappa scales ranges");
+      refuse_idle(options, key, shrink != "kappa", "it applies with shrink=kappa only");
     }
     const int value_bits = visual_bits(options, "value_bits");
     for (const char* key : {"eta_k", "kappa_k"}) {
@@ -40,13 +40,13 @@ class CalibQuant final : public PlannedQuantizer {
     }
     for (const char* key : {"tau", "guard"}) {
       refuse_idle(options, key, key_bits > options.integer("calib_bits"),
-                  "scores are remapped where keys have up to calib_bits");
+                  "scores are remapped only where keys have at most calib_bits bits");
     }
     const std::string_view of = options.text("value_axis");
     if (of == "layer" && per_image_) {
       throw Error(ErrorCode::kInvalidArgument,
-                  "--kv calibquant,span=per_image,value_axis=layer wants a range a picture and one "
-                  "for all values of a layer; use span=union or value_axis=head");
+                  "--kv calibquant,span=per_image,value_axis=layer asks for one range per image "
+                  "and one range for all values of a layer; use span=union or value_axis=head");
     }
     const auto packing = [&](ScaleAxis axis, int bits, const char* eta, const char* kappa) {
       if (bits == 16) return unpacked();
@@ -87,15 +87,15 @@ class CalibQuant final : public PlannedQuantizer {
                           : nullptr;  // the published code has its own
     if (tau != nullptr && options.text("profile") != "official") return *tau;
     if (options.text("profile") == "paper") {
-      throw Error(ErrorCode::kUnsupported,
-                  fmt::format("--kv calibquant,profile=paper takes the tau that a search on the "
-                              "model finds, and no profile has one for bits={}; {}write tau=A:B",
-                              bits,
-                              bits > 2 ? std::string()
-                                       : fmt::format("make it with vlm-kv profile --policy "
-                                                     "calibquant --bits {} and give it with "
-                                                     "--kv-profile, or ",
-                                                     bits)));
+      throw Error(
+          ErrorCode::kUnsupported,
+          fmt::format("--kv calibquant,profile=paper needs the tau that a search on the model "
+                      "finds, and no profile has one for bits={}; {}write tau=A:B",
+                      bits,
+                      bits > 2 ? std::string()
+                               : fmt::format("measure it with vlm-kv profile --policy calibquant "
+                                             "--bits {} and pass the file with --kv-profile, or ",
+                                             bits)));
     }
     return options.real_pair("tau");
   }
@@ -117,55 +117,71 @@ constexpr OptionInfo shrink_option(std::string_view key, std::string_view standa
 }
 
 constexpr std::array kOptions{
-    OptionInfo{.key = "bits", .choices = "1|2|4|8", .standard = "1", .help = "width of a code"},
+    OptionInfo{.key = "bits",
+               .choices = "1|2|4|8",
+               .standard = "1",
+               .help = "bit width of keys and values"},
     OptionInfo{.key = "calib_bits",
                .type = OptionInfo::Type::kInteger,
                .low = 0,
                .high = 8,
                .standard = "2",
-               .help = "scores are remapped up to this width; 0: never"},
-    shrink_option("eta_k", "0.25", "share by which end levels of keys move inwards (1 bit)"),
-    shrink_option("eta_v", "0.35", "the same of values"),
+               .help = "largest key bit width at which attention scores are remapped; 0: never"},
+    shrink_option("eta_k", "0.25",
+                  "share of the range by which the two end levels of keys move towards the middle, "
+                  "with shrink=eta; by default at 1 bit only"),
+    shrink_option("eta_v", "0.35",
+                  "share of the range by which the two end levels of values move towards the "
+                  "middle, with shrink=eta; by default at 1 bit only"),
     OptionInfo{.key = "guard",
                .choices = "clamp0|none",
                .standard = "clamp0",
                .official = "none",
                .paper = "none",
-               .help = "clamp0: the remap never turns the order of scores round"},
-    shrink_option("kappa_k", "0.5", "factor on both ends of the range of keys (1 bit)"),
-    shrink_option("kappa_v", "0.3", "the same of values"),
+               .help = "clamp0: a remap with a negative slope takes slope 0, so that it never "
+                       "reverses the order of scores; none: no guard"},
+    shrink_option(
+        "kappa_k", "0.5",
+        "factor on both ends of the range of keys, with shrink=kappa; by default at 1 bit only"),
+    shrink_option(
+        "kappa_v", "0.3",
+        "factor on both ends of the range of values, with shrink=kappa; by default at 1 bit only"),
     OptionInfo{.key = "key_bits",
                .choices = "auto|1|2|4|8|16",
                .standard = "auto",
-               .help = "width of key codes, 16: keys stay full rows; auto: bits"},
+               .help = "bit width of keys; 16: keys are not packed; auto: bits"},
     kMeta,
     kVisualScope,
-    OptionInfo{
-        .key = "shrink",
-        .choices = "eta|kappa|none",
-        .standard = "eta",
-        .official = "kappa",
-        .paper = "none",
-        .help = "what is done about extreme codes: towards the middle, towards zero, nothing"},
+    OptionInfo{.key = "shrink",
+               .choices = "eta|kappa|none",
+               .standard = "eta",
+               .official = "kappa",
+               .paper = "none",
+               .help = "how the extreme levels are corrected. eta: the end levels move towards the "
+                       "middle of the range; kappa: both ends of the range are scaled towards "
+                       "zero; none: plain min-max"},
     OptionInfo{.key = "span",
                .choices = "union|per_image",
                .standard = "union",
-               .help = "all pictures share ranges and remap, or each has its own"},
+               .help = "union: all images of a sequence share ranges and remap; per_image: each "
+                       "image has its own"},
     OptionInfo{.key = "tau",
                .type = OptionInfo::Type::kRealPair,
                .low = 0,
                .high = 1000,
                .standard = "0:3",
-               .help = "the smallest and largest score move down by these; unless given, those of "
-                       "--kv-profile at this width; profile=paper has no others"},
+               .help = "the remap lowers the smallest visual score by A and the largest by B. "
+                       "Without tau=, --kv-profile supplies the values measured at this bit width; "
+                       "profile=paper has no other default"},
     OptionInfo{.key = "value_axis",
                .choices = "channel|head|layer",
                .standard = "channel",
-               .help = "values have one range per channel, per head or per layer"},
+               .help = "which values share a range. channel: those of a channel; head: those of a "
+                       "KV head; layer: those of a layer"},
     OptionInfo{.key = "value_bits",
                .choices = "auto|1|2|4|8|16",
                .standard = "auto",
-               .help = "width of value codes, 16: values stay full rows; auto: bits"},
+               .help = "bit width of values; 16: values are not packed; auto: bits"},
 };
 
 }  // namespace
@@ -173,10 +189,13 @@ constexpr std::array kOptions{
 const QuantizerEntry calibquant{
     {.name = "calibquant",
      .kind = PartKind::kQuantizer,
-     .source = "CalibQuant, 4.1-4.3, eqs. 3-8",
-     .stores = "visual rows at 1, 2, 4 or 8 bits, one range per channel; other rows full",
-     .composes = "any retention; share=codes; a quantizer with scope=text",
-     .options = kOptions},
+     .source = "CalibQuant, sections 4.1-4.3, equations 3-8",
+     .stores =
+         "visual tokens at 1, 2, 4 or 8 bits, one range per channel; other tokens unquantized",
+     .composes = "any retention rule; share=codes; a quantizer with scope=text",
+     .options = kOptions,
+     .example = "calibquant,bits=2 + int4,scope=text",
+     .arxiv = "2502.14882"},
     make<CalibQuant>};
 
 }  // namespace kvlm::quantizers

@@ -16,31 +16,35 @@ namespace kvlm::quantizers {
 inline constexpr OptionInfo kMeta{.key = "meta",
                                   .choices = "f16|f32",
                                   .standard = "f16",
-                                  .help = "format of scales and zero points"};
-inline constexpr OptionInfo kGroup{.key = "group",
-                                   .type = OptionInfo::Type::kInteger,
-                                   .low = 1,
-                                   .high = 1024,
-                                   .standard = "32",
-                                   .help = "rows or channels that share a scale"};
-inline constexpr OptionInfo kResidual{.key = "residual",
-                                      .type = OptionInfo::Type::kInteger,
-                                      .low = 1,
-                                      .high = 65536,
-                                      .standard = "128",
-                                      .help = "newest rows in full precision, packed together"};
-/// Of quantizers that know nothing but pictures.
-inline constexpr OptionInfo kVisualScope{.key = "scope",
-                                         .choices = "visual",
-                                         .standard = "visual",
-                                         .help = "the slots it packs; the others stay full rows"};
-inline constexpr OptionInfo kTailKeep{
-    .key = "tail_keep",
-    .type = OptionInfo::Type::kChannels,
-    .low = 0,
+                                  .help = "type of scales and zero points"};
+inline constexpr OptionInfo kGroup{
+    .key = "group",
+    .type = OptionInfo::Type::kInteger,
+    .low = 1,
+    .high = 1024,
+    .standard = "32",
+    .help = "tokens (of a channel) or channels (of a token) that share a scale"};
+inline constexpr OptionInfo kResidual{
+    .key = "residual",
+    .type = OptionInfo::Type::kInteger,
+    .low = 1,
     .high = 65536,
-    .standard = "auto",
-    .help = "newest rows never packed, for eviction to find; auto: 32 beside retention, else 0"};
+    .standard = "128",
+    .help = "size of the residual window: the newest tokens, which stay unquantized"};
+/// Of quantizers that know nothing but pictures.
+inline constexpr OptionInfo kVisualScope{
+    .key = "scope",
+    .choices = "visual",
+    .standard = "visual",
+    .help = "visual: only tokens of images and videos are packed; other tokens stay unquantized"};
+inline constexpr OptionInfo kTailKeep{.key = "tail_keep",
+                                      .type = OptionInfo::Type::kChannels,
+                                      .low = 0,
+                                      .high = 65536,
+                                      .standard = "auto",
+                                      .help =
+                                          "newest tokens that are never packed, so that decode can "
+                                          "evict them; auto: 32 with a retention rule, else 0"};
 
 inline DType meta_of(const OptionValues& options) {
   return options.text("meta") == "f32" ? DType::kF32 : DType::kF16;
@@ -58,7 +62,7 @@ inline void check_residual(const OptionValues& options) {
   if (residual % group != 0) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("--kv {} packs residual={} rows at a time, which is no multiple of "
+        fmt::format("--kv {} packs residual={} tokens at a time, which is not a multiple of "
                     "group={}; use residual={}",
                     options.info().name, residual, group, (residual + group - 1) / group * group));
   }
@@ -92,12 +96,13 @@ inline int visual_bits(const OptionValues& options, std::string_view key) {
 inline void check_visual_bits(const OptionValues& options) {
   refuse_idle(options, "bits",
               options.text("key_bits") != "auto" && options.text("value_bits") != "auto",
-              "key_bits and value_bits say both widths");
+              "key_bits and value_bits set both bit widths");
   if (visual_bits(options, "key_bits") < 16 || visual_bits(options, "value_bits") < 16) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("--kv {} packs neither keys nor values with key_bits=16 and "
-                          "value_bits=16; use --kv f16",
-                          options.info().name));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format(
+          "--kv {} packs neither keys nor values with key_bits=16 and value_bits=16; use --kv f16",
+          options.info().name));
 }
 
 /// KIVI's schedule (docs/formulas.md, "Windows"): keys leave a window of R rows R at a time,

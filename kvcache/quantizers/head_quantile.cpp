@@ -63,34 +63,37 @@ constexpr std::array kOptions{
                .high = 0.5,
                .open_high = true,
                .standard = "0.2",
-               .help = "share of values beyond either end of the range; unless given, that of "
-                       "--kv-profile at this width, or 0.2 at 1 bit and less at more (paper: 0)"},
+               .help = "share of values clipped at each end of the range. Without alpha=, "
+                       "--kv-profile supplies the value measured at this bit width, else 0.2 at 1 "
+                       "bit and less at more bits (paper: 0)"},
     OptionInfo{.key = "bits",
                .type = OptionInfo::Type::kInteger,
                .low = 1,
                .high = 8,
                .standard = "1",
-               .help = "width of a code"},
+               .help = "bit width of keys and values"},
     OptionInfo{
         .key = "group_axes",
         .choices = "layer|head|channel|token",
         .standard = "head",
-        .help = "one range per layer, per head, per head and channel, or per head and token"},
+        .help = "which numbers share a range. layer: those of a layer; head: those of a KV head; "
+                "channel: those of a channel of a head; token: those of a token in a head"},
     OptionInfo{.key = "key_bits",
                .choices = "auto|1|2|3|4|5|6|7|8|16",
                .standard = "auto",
-               .help = "width of key codes, 16: keys stay full rows; auto: bits"},
+               .help = "bit width of keys; 16: keys are not packed; auto: bits"},
     kMeta,
-    OptionInfo{.key = "round",
-               .choices = "nearest|floor",
-               .standard = "nearest",
-               .paper = "floor",
-               .help = "how a value between two levels is coded"},
+    OptionInfo{
+        .key = "round",
+        .choices = "nearest|floor",
+        .standard = "nearest",
+        .paper = "floor",
+        .help = "rounding between two levels. nearest: to the nearer one; floor: to the lower one"},
     kVisualScope,
     OptionInfo{.key = "value_bits",
                .choices = "auto|1|2|3|4|5|6|7|8|16",
                .standard = "auto",
-               .help = "width of value codes, 16: values stay full rows; auto: bits"},
+               .help = "bit width of values; 16: values are not packed; auto: bits"},
 };
 
 }  // namespace
@@ -98,10 +101,13 @@ constexpr std::array kOptions{
 const QuantizerEntry head_quantile{
     {.name = "head_quantile",
      .kind = PartKind::kQuantizer,
-     .source = "1BitVKV, 3.3-3.4, eqs. 3-9",
-     .stores = "visual rows at 1 to 8 bits, one quantile range per head; other rows full",
-     .composes = "any retention; share=codes; a quantizer with scope=text",
-     .options = kOptions},
+     .source = "1BitVKV, sections 3.3-3.4, equations 3-9",
+     .stores =
+         "visual tokens at 1 to 8 bits, one quantile range per KV head; other tokens unquantized",
+     .composes = "any retention rule; share=codes; a quantizer with scope=text",
+     .options = kOptions,
+     .example = "head_quantile,bits=2 + int4,scope=text",
+     .arxiv = "2502.14882v1"},
     make<HeadQuantile>};
 
 }  // namespace kvlm::quantizers

@@ -22,12 +22,14 @@ constexpr std::array kOptions{kMeta, kTailKeep};
 
 }  // namespace
 
-const QuantizerEntry int4{{.name = "int4",
-                           .kind = PartKind::kQuantizer,
-                           .source = "baseline",
-                           .stores = "every row at 4 bits, one scale per token and head",
-                           .composes = "any retention; share=codes; a visual quantizer beside it",
-                           .options = kOptions},
-                          make<Int4>};
+const QuantizerEntry int4{
+    {.name = "int4",
+     .kind = PartKind::kQuantizer,
+     .source = "baseline",
+     .stores = "every token at 4 bits, one scale per token and KV head",
+     .composes = "any retention rule; share=codes; a quantizer with scope=visual",
+     .options = kOptions,
+     .example = "int4"},
+    make<Int4>};
 
 }  // namespace kvlm::quantizers

@@ -22,12 +22,14 @@ constexpr std::array kOptions{kMeta, kTailKeep};
 
 }  // namespace
 
-const QuantizerEntry int8{{.name = "int8",
-                           .kind = PartKind::kQuantizer,
-                           .source = "baseline",
-                           .stores = "every row at 8 bits, one scale per token and head",
-                           .composes = "any retention; share=codes; a visual quantizer beside it",
-                           .options = kOptions},
-                          make<Int8>};
+const QuantizerEntry int8{
+    {.name = "int8",
+     .kind = PartKind::kQuantizer,
+     .source = "baseline",
+     .stores = "every token at 8 bits, one scale per token and KV head",
+     .composes = "any retention rule; share=codes; a quantizer with scope=visual",
+     .options = kOptions,
+     .example = "int8"},
+    make<Int8>};
 
 }  // namespace kvlm::quantizers

@@ -13,7 +13,7 @@ class Kivi final : public PlannedQuantizer {
     check_residual(options);
     refuse_idle(options, "bits",
                 options.text("key_bits") != "auto" && options.text("value_bits") != "auto",
-                "key_bits and value_bits say both widths");
+                "key_bits and value_bits set both bit widths");
     const int group = options.integer("group");
     const int residual = options.integer("residual");
     const int tail_keep = tail_keep_of(options, context);
@@ -34,14 +34,14 @@ constexpr std::array kOptions{
                .low = 1,
                .high = 8,
                .standard = "2",
-               .help = "width of a code"},
+               .help = "bit width of keys and values"},
     kGroup,
     OptionInfo{.key = "key_bits",
                .type = OptionInfo::Type::kChannels,
                .low = 1,
                .high = 8,
                .standard = "auto",
-               .help = "width of key codes; auto: bits"},
+               .help = "bit width of keys; auto: bits"},
     kMeta,
     kResidual,
     kTailKeep,
@@ -50,7 +50,7 @@ constexpr std::array kOptions{
                .low = 1,
                .high = 8,
                .standard = "auto",
-               .help = "width of value codes; auto: bits"},
+               .help = "bit width of values; auto: bits"},
 };
 
 }  // namespace
@@ -58,11 +58,13 @@ constexpr std::array kOptions{
 const QuantizerEntry kivi{
     {.name = "kivi",
      .kind = PartKind::kQuantizer,
-     .source = "KIVI (Liu et al. 2024), its code",
-     .stores = "keys per channel in groups of rows, values per token in groups of channels, behind "
-               "a window of full rows",
-     .composes = "any retention; share=codes; a visual quantizer beside it",
-     .options = kOptions},
+     .source = "KIVI and its code",
+     .stores = "keys per channel in groups of tokens, values per token in groups of channels; the "
+               "newest tokens stay unquantized (residual window)",
+     .composes = "any retention rule; share=codes; a quantizer with scope=visual",
+     .options = kOptions,
+     .example = "kivi,bits=2,residual=32",
+     .arxiv = "2402.02750"},
     make<Kivi>};
 
 }  // namespace kvlm::quantizers

@@ -85,8 +85,7 @@ class VidKv final : public PlannedQuantizer {
     const double fine = options.real("key_bits") * 10000;
     if (std::abs(fine - std::round(fine)) > 1e-6) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("--kv vidkv,key_bits={} has more than the four decimals that count; "
-                              "use key_bits={}",
+                  fmt::format("--kv vidkv,key_bits={} has more than four decimals; use key_bits={}",
                               options.text("key_bits"), std::round(fine) / 10000));
     }
     const int group = options.integer("group");
@@ -163,19 +162,20 @@ bool VidKv::has_spectrum(const OptionValues& options) {
 void VidKv::refuse_idle_options(const OptionValues& options) const {
   const std::string_view value_bits = options.text("value_bits");
   refuse_idle(options, "protect", protect_ > 0 && value_bits == "2",
-              "protected values have 2 bits and so has value_bits=2");
+              "protected values have 2 bits, and value_bits=2 gives them to all");
   for (const char* key : {"gamma", "scale", "trits"}) {
-    refuse_idle(options, key, value_bits != "1.58", "only ternary values have it");
+    refuse_idle(options, key, value_bits != "1.58",
+                "it applies to ternary values only (value_bits=1.58)");
   }
   for (const char* key : {"protect_by", "stp"}) {
-    refuse_idle(options, key, protect_ == 0, "without protect= no row is protected");
+    refuse_idle(options, key, protect_ == 0, "no token is protected without protect=");
   }
   refuse_idle(options, "seed", protect_ == 0 || !protects_by_chance_,
-              "only protect_by=random draws rows");
+              "only protect_by=random draws tokens");
   refuse_idle(options, "criterion", anomalous_ == 0 || anomalous_ == dim_,
-              "all channels have the same width");
+              "all channels have the same bit width");
   for (const char* key : {"onebit", "fft"}) {
-    refuse_idle(options, key, anomalous_ == dim_, "no channel of keys has 1 bit");
+    refuse_idle(options, key, anomalous_ == dim_, "no key channel has 1 bit");
   }
 }
 
@@ -371,93 +371,99 @@ constexpr std::array kOptions{
     OptionInfo{.key = "criterion",
                .choices = "range|variance|outliers",
                .standard = "range",
-               .help =
-                   "which channels of keys take 2 bits: those of widest range, largest variance "
-                   "or most outliers"},
+               .help = "measure by which a layer picks its 2-bit key channels. range: widest "
+                       "range; variance: largest variance; outliers: most outliers"},
     OptionInfo{.key = "fft",
                .choices = "on|off|alg3|cufft",
                .standard = "on",
                .official = "cufft",
                .paper = "alg3",
-               .help =
-                   "1-bit channels are coded as a spectrum, or as they are; alg3: as a spectrum "
-                   "at key_bits 1.5 and 1.75 only; cufft: a spectrum, on a GPU by cuFFT"},
-    OptionInfo{.key = "flush",
-               .choices = "append|requant_key|requant_all",
-               .standard = "append",
-               .official = "requant_all",
-               .paper = "requant_key",
-               .help = "what a full window does: pack its rows, or all keys (and values) anew"},
+               .help = "coding of the 1-bit key channels. on: their spectrum (FFT); off: the "
+                       "channels as they are; alg3: the spectrum at key_bits=1.5 and 1.75, else as "
+                       "they are; cufft: the spectrum, computed by cuFFT on a GPU"},
+    OptionInfo{
+        .key = "flush",
+        .choices = "append|requant_key|requant_all",
+        .standard = "append",
+        .official = "requant_all",
+        .paper = "requant_key",
+        .help = "when the residual window is full. append: its tokens are packed; requant_key: all "
+                "keys are packed again; requant_all: all keys and values are packed again"},
     OptionInfo{.key = "gamma",
                .type = OptionInfo::Type::kReal,
                .low = 0,
                .high = 10,
                .standard = "0.7",
                .official = "0.5",
-               .help = "threshold of ternary values, times their mean magnitude"},
+               .help = "threshold below which a value becomes the ternary code 0, as a multiple of "
+                       "the mean magnitude"},
     kGroup,
     OptionInfo{.key = "key_bits",
                .type = OptionInfo::Type::kReal,
                .low = 1,
                .high = 2,
                .standard = "1.5",
-               .help = "1 + the share of key channels at 2 bits"},
+               .help = "average bits per key channel: 1 plus the share of channels at 2 bits"},
     OptionInfo{.key = "mask_scope",
                .choices = "layer|head",
                .standard = "layer",
-               .help = "heads have one choice of 2-bit channels, or each its own"},
+               .help = "layer: all KV heads of a layer share one choice of 2-bit channels; head: "
+                       "each has its own"},
     kMeta,
     OptionInfo{.key = "onebit",
                .choices = "sym|zero_mean|minmax",
                .standard = "sym",
                .official = "zero_mean",
                .paper = "minmax",
-               .help = "what a 1-bit code stands for: -S and S, 0 and S, the ends of its range"},
-    OptionInfo{.key = "protect",
-               .type = OptionInfo::Type::kReal,
-               .low = 0,
-               .high = 1,
-               .standard = "0",
-               .help = "share of visual rows whose values take 2 bits (semantic token protection)"},
+               .help = "levels of a 1-bit code. sym: -S and S; zero_mean: 0 and S; minmax: both "
+                       "ends of the range"},
+    OptionInfo{
+        .key = "protect",
+        .type = OptionInfo::Type::kReal,
+        .low = 0,
+        .high = 1,
+        .standard = "0",
+        .help = "share of visual tokens whose values take 2 bits (semantic token protection)"},
     OptionInfo{.key = "protect_by",
                .choices = "semantic|random",
                .standard = "semantic",
-               .help = "which rows are protected: those most like the text behind the pictures, or "
-                       "any"},
+               .help = "which visual tokens are protected. semantic: those most similar to the "
+                       "text after the images; random: any"},
     kResidual,
     OptionInfo{.key = "scale",
                .choices = "mean|twn|unit",
                .standard = "mean",
                .official = "unit",
                .paper = "unit",
-               .help = "scale of ternary values: mean magnitude, that of non-zero codes, 1"},
+               .help = "scale of ternary values. mean: the mean magnitude; twn: the mean magnitude "
+                       "of non-zero codes; unit: 1"},
     OptionInfo{.key = "seed",
                .type = OptionInfo::Type::kInteger,
                .low = 0,
                .high = 2147483647,
                .standard = "0",
-               .help = "of protect_by=random: another number, other rows"},
+               .help = "seed of protect_by=random"},
     OptionInfo{.key = "stp",
                .choices = "exact|official",
                .standard = "exact",
                .official = "official",
-               .help = "how many rows are protected: as said, or as the code rounds"},
+               .help = "number of protected tokens. exact: the share as written; official: rounded "
+                       "as in the published code"},
     kTailKeep,
     OptionInfo{.key = "trits",
                .choices = "trit5|trit2b",
                .standard = "trit5",
                .official = "trit2b",
-               .help = "five ternary codes in a byte, or four"},
+               .help = "packing of ternary codes. trit5: five in a byte; trit2b: four in a byte"},
     OptionInfo{.key = "value_axis",
                .choices = "channel|token",
                .standard = "channel",
-               .help =
-                   "scales of values: of a channel in a group of rows, or of a group of channels "
-                   "in a row; protected values have the first"},
+               .help = "values that share a scale. channel: a channel in a group of tokens; token: "
+                       "a group of channels in a token. Protected values always use channel"},
     OptionInfo{.key = "value_bits",
                .choices = "1|1.58|2",
                .standard = "1.58",
-               .help = "values of 1 bit, ternary or of 2 bits"},
+               .help = "bits of a value; 1.58 is ternary"},
 };
 
 }  // namespace
@@ -465,11 +471,13 @@ constexpr std::array kOptions{
 const QuantizerEntry vidkv{
     {.name = "vidkv",
      .kind = PartKind::kQuantizer,
-     .source = "VidKV, 4.2-4.3, eqs. 4-7, algs. 1-3",
-     .stores = "keys at 2 bits in the widest channels and 1 bit in the spectrum of the others, "
-               "values ternary, both per channel in groups of rows",
-     .composes = "any retention; share=codes with from=off:0",
-     .options = kOptions},
+     .source = "VidKV, sections 4.2-4.3, equations 4-7, algorithms 1-3",
+     .stores = "keys at 2 bits in the channels of widest range and 1 bit in the spectrum of the "
+               "others, ternary values; both per channel in groups of tokens",
+     .composes = "any retention rule; share=codes,from=off:0",
+     .options = kOptions,
+     .example = "vidkv,residual=32",
+     .arxiv = "2503.16257"},
     make<VidKv>};
 
 }  // namespace kvlm::quantizers

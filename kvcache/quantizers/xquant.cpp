@@ -36,11 +36,10 @@ class XQuant final : public PlannedQuantizer {
     group_ = options.integer("layer_group");
     dominant_ = options.integer("dominant");
     if (dominant_ >= group_) {
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          fmt::format("--kv xquant,dominant={} names a layer of a group of {}; use one from "
-                      "0 to {}, or a larger layer_group",
-                      dominant_, group_, group_ - 1));
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("--kv xquant,dominant={} is outside a group of {} layers; use 0 to "
+                              "{}, or a larger layer_group",
+                              dominant_, group_, group_ - 1));
     }
     check_groups("kq", kq, "km", km, shape.layers);
     check_groups("vq", vq, "vm", vm, shape.layers);
@@ -103,11 +102,10 @@ class XQuant final : public PlannedQuantizer {
     const int first = first_of(bits);
     for (int layer = bits; layer < std::min(first + group_, layers); ++layer) {
       if (first == bits || !shares(layer, share)) continue;
-      throw Error(
-          ErrorCode::kUnsupported,
-          fmt::format("--kv xquant,{}={},{}={}: layers {} and {} share codes and would have "
-                      "2 bits and 1; use a multiple of {} for {}",
-                      bits_key, bits, share_key, share, first, layer, group_, bits_key));
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("--kv xquant,{}={},{}={}: layers {} and {} share codes but would "
+                              "have 2 bits and 1; use a multiple of {} for {}",
+                              bits_key, bits, share_key, share, first, layer, group_, bits_key));
     }
   }
 
@@ -129,31 +127,34 @@ constexpr std::array kOptions{
     OptionInfo{.key = "calib",
                .choices = "eq12|alg2",
                .standard = "eq12",
-               .help = "alg2: the zero point of algorithm 2, which lacks a factor"},
+               .help = "zero point of the calibrated levels. eq12: equation 12; alg2: algorithm 2 "
+                       "of the paper, which lacks a factor"},
     OptionInfo{.key = "dominant",
                .type = OptionInfo::Type::kInteger,
                .low = 0,
                .high = 3,
                .standard = "0",
-               .help = "which layer of a group makes the codes that it shares, from 0"},
+               .help = "layer of a group whose codes the others use, counted from 0"},
     OptionInfo{.key = "eta1",
                .type = OptionInfo::Type::kReal,
                .low = 0,
                .high = 0.5,
                .open_high = true,
                .standard = "0.16666666666666666",
-               .help = "share by which end levels move inwards at 1 bit; unless given, that of "
-                       "--kv-profile"},
+               .help = "share of the range by which the end levels move towards the middle at 1 "
+                       "bit. Without eta1=, --kv-profile supplies the measured value"},
     OptionInfo{.key = "eta2",
                .type = OptionInfo::Type::kReal,
                .low = 0,
                .high = 0.5,
                .open_high = true,
                .standard = "0.045",
-               .help = "the same at 2 bits; unless given, that of --kv-profile"},
+               .help = "share of the range by which the end levels move towards the middle at 2 "
+                       "bits. Without eta2=, --kv-profile supplies the measured value"},
     kGroup,
-    threshold_option("km", "layers from this one on share key codes, in groups; auto: 32 of 32"),
-    threshold_option("kq", "layers before this one have 2-bit keys; auto: 30 of 32"),
+    threshold_option("km",
+                     "layers from this one on share key codes in groups; auto: 32 of 32 layers"),
+    threshold_option("kq", "layers below this one have 2-bit keys; auto: 30 of 32 layers"),
     OptionInfo{.key = "layer_group",
                .type = OptionInfo::Type::kInteger,
                .low = 2,
@@ -163,8 +164,16 @@ constexpr std::array kOptions{
     kMeta,
     kResidual,
     kTailKeep,
-    threshold_option("vm", "layers from this one on share value codes, in groups; auto: 16 of 32"),
-    threshold_option("vq", "layers before this one have 2-bit values; auto: 2 of 32"),
+    threshold_option("vm",
+                     "layers from this one on share value codes in groups; auto: 16 of 32 layers"),
+    threshold_option("vq", "layers below this one have 2-bit values; auto: 2 of 32 layers"),
+};
+
+constexpr NotBuilt kNotBuilt[] = {
+    {"merge",
+     "codes of the layers of a group are not averaged (average, floor, ceil), since a GPU packs "
+     "these layers in one launch without an order; use dominant= to choose the layer whose codes "
+     "the group shares"},
 };
 
 }  // namespace
@@ -172,12 +181,15 @@ constexpr std::array kOptions{
 const QuantizerEntry xquant{
     {.name = "xquant",
      .kind = PartKind::kQuantizer,
-     .source = "XQuant, 3.2-3.3, eqs. 4-13, algs. 1-2",
-     .stores =
-         "as kivi at 2 and 1 bits with calibrated levels; groups of layers share the codes of "
-         "one of them, by default pairs",
-     .composes = "retention with one set per layer (pairs keep the same slots)",
-     .options = kOptions},
+     .source = "XQuant, sections 3.2-3.3, equations 4-13, algorithms 1-2",
+     .stores = "as kivi at 2 bits and 1 bit with calibrated levels; each group of layers, by "
+               "default a pair, stores the codes of one of them",
+     .composes = "retention rules with one set of tokens per layer (the layers of a pair keep the "
+                 "same tokens)",
+     .options = kOptions,
+     .example = "xquant,residual=32",
+     .arxiv = "2510.11236",
+     .not_built = kNotBuilt},
     make<XQuant>};
 
 }  // namespace kvlm::quantizers

@@ -148,7 +148,7 @@ int kernel_from(const OptionValues& options) {
   const int kernel = options.integer("kernel");
   if (kernel % 2 == 0) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--kv {} has kernel={}, expected an odd number; try kernel={}",
+                fmt::format("--kv {} has kernel={}, expected an odd number; use kernel={}",
                             options.info().name, kernel, kernel + 1));
   }
   return kernel;
@@ -265,7 +265,7 @@ PlaceEviction PlaceEviction::from(const OptionValues& options, const PolicyConte
     eviction.rule = Rule::kScore;
   }
   refuse_idle(options, "distance", eviction.rule == Rule::kNone,
-              "with evict=none no row goes in decode");
+              "decode evicts nothing with evict=none");
   eviction.distance = options.integer("distance");
   eviction.ends = Ends::from(options);
   return eviction;

@@ -162,15 +162,17 @@ inline constexpr OptionInfo kKeep{.key = "keep",
                                   .low = 0.001,
                                   .high = 1,
                                   .standard = "0.5",
-                                  .help = "kept fraction of the prompt's rows; 1 keeps everything"};
+                                  .help =
+                                      "fraction of the prompt's tokens that is kept (compression "
+                                      "ratio 1 - keep); 1 keeps everything"};
 inline constexpr OptionInfo kSinks{.key = "sinks",
                                    .type = OptionInfo::Type::kInteger,
                                    .low = 0,
                                    .high = 1024,
                                    .standard = "1",
                                    .help =
-                                       "first rows of the prompt, which stay also where keep "
-                                       "is less"};
+                                       "first tokens of the prompt (attention sinks), which are "
+                                       "always kept, also where keep is less"};
 /// sinks= of a rule that was published without.
 inline constexpr OptionInfo kOurSinks{.key = "sinks",
                                       .type = OptionInfo::Type::kInteger,
@@ -180,16 +182,15 @@ inline constexpr OptionInfo kOurSinks{.key = "sinks",
                                       .official = "0",
                                       .paper = "0",
                                       .help = kSinks.help};
-inline constexpr OptionInfo kLast{.key = "last",
-                                  .type = OptionInfo::Type::kInteger,
-                                  .low = 1,
-                                  .high = 1024,
-                                  .standard = "16",
-                                  .official = "1",
-                                  .paper = "1",
-                                  .help =
-                                      "last rows of the prompt that always stay, up to half "
-                                      "of what is kept"};
+inline constexpr OptionInfo kLast{
+    .key = "last",
+    .type = OptionInfo::Type::kInteger,
+    .low = 1,
+    .high = 1024,
+    .standard = "16",
+    .official = "1",
+    .paper = "1",
+    .help = "last tokens of the prompt that are always kept, up to half of the budget"};
 inline constexpr OptionInfo kScore{
     .key = "score",
     .choices = "means|sums",
@@ -197,8 +198,8 @@ inline constexpr OptionInfo kScore{
     .official = "sums",
     .paper = "sums",
     .help =
-        "attention that a row got, by the rows that can look at it or in all; sums favour "
-        "early rows"};
+        "how attention over the prompt becomes a score. means: divided by the number of queries "
+        "that can see the token; sums: not divided, which favours early tokens"};
 inline constexpr OptionInfo kEvict{
     .key = "evict",
     .choices = "auto|score|window|fixed_index|sliding|none",
@@ -206,38 +207,45 @@ inline constexpr OptionInfo kEvict{
     .official = "fixed_index",
     .paper = "sliding",
     .help =
-        "row that goes in decode: the prompt's row of least score, the oldest within distance "
-        "of the end, both but for sinks and last; one at a place, as published; auto: window "
-        "with a quantizer, else score"};
+        "which token decode evicts once a layer exceeds its budget. score: the prompt token of "
+        "lowest score. window: the oldest of the newest distance= tokens. Neither touches sinks or "
+        "last. fixed_index: always the same index, as in the published code. sliding: always "
+        "distance= from the end, as in the paper. none: no token. auto: window with a quantizer, "
+        "else score"};
 inline constexpr OptionInfo kEvictIfAsked{
     .key = "evict",
     .choices = "none|score|window|fixed_index|sliding",
     .standard = "none",
-    .help = "row that goes in decode as in prefixkv, to compare at equal sizes; none as published"};
-inline constexpr OptionInfo kDistance{.key = "distance",
-                                      .type = OptionInfo::Type::kInteger,
-                                      .low = 1,
-                                      .high = 4096,
-                                      .standard = "25",
-                                      .help = "rows between the evicted one and the end"};
+    .help =
+        "which token decode evicts, with the values of prefixkv, to compare at equal sizes; none, "
+        "as published: no token"};
+inline constexpr OptionInfo kDistance{
+    .key = "distance",
+    .type = OptionInfo::Type::kInteger,
+    .low = 1,
+    .high = 4096,
+    .standard = "25",
+    .help = "tokens between the evicted one and the end of the sequence"};
 
-inline constexpr OptionInfo kWindow{.key = "window",
-                                    .type = OptionInfo::Type::kInteger,
-                                    .low = 1,
-                                    .high = 4096,
-                                    .standard = "64",
-                                    .help = "last rows of the prompt: they observe, and stay"};
-inline constexpr OptionInfo kKernel{.key = "kernel",
-                                    .type = OptionInfo::Type::kInteger,
-                                    .low = 1,
-                                    .high = 63,
-                                    .standard = "5",
-                                    .help = "neighbours over which scores are averaged, odd"};
+inline constexpr OptionInfo kWindow{
+    .key = "window",
+    .type = OptionInfo::Type::kInteger,
+    .low = 1,
+    .high = 4096,
+    .standard = "64",
+    .help = "last tokens of the prompt: their queries score the others, and they are kept"};
+inline constexpr OptionInfo kKernel{
+    .key = "kernel",
+    .type = OptionInfo::Type::kInteger,
+    .low = 1,
+    .high = 63,
+    .standard = "5",
+    .help = "neighbouring tokens over which scores are averaged; an odd number"};
 inline constexpr OptionInfo kHeadShared{
     .key = "head_shared",
     .choices = "off|on",
     .standard = "off",
-    .help = "one set of rows for all heads of a layer instead of one per kv head"};
+    .help = "on: one set of tokens for all heads of a layer; off: one per KV head"};
 
 /// The value of kScore.
 Score score_from(const OptionValues& options);

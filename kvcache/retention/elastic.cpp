@@ -18,8 +18,8 @@ constexpr std::array kOptions = {
                .standard = "all",
                .official = "inner",
                .paper = "inner",
-               .help = "kept rows that others are averaged into: all, or those chosen by score, "
-                       "neither sinks nor last rows"},
+               .help = "kept tokens that evicted ones are averaged into. all: every kept token; "
+                       "inner: those kept by score, neither sinks nor last"},
     OptionInfo{.key = kEvict.key,
                .choices = kEvict.choices,
                .standard = kEvict.standard,
@@ -85,9 +85,12 @@ const RetentionEntry elastic{
     {.name = "elastic",
      .kind = PartKind::kRetention,
      .source = "Elastic Cache and its code",
-     .stores = "the rows that got most attention, each the mean of itself and its neighbours",
-     .composes = "any quantizer; pairs of layers that share codes keep the same rows",
-     .options = kOptions},
+     .stores = "the tokens with the most attention, each averaged with the evicted tokens near it",
+     .composes =
+         "any quantizer; share=codes and xquant (the layers of a pair keep the same tokens)",
+     .options = kOptions,
+     .example = "elastic,keep=0.5",
+     .arxiv = "2407.18121"},
     make};
 
 }  // namespace kvlm::retention

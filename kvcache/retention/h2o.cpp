@@ -14,12 +14,14 @@ constexpr std::array kOptions = {
     OptionInfo{.key = "prefill_only",
                .choices = "off|on",
                .standard = "off",
-               .help = "rows go when the prompt ends and not in decode"},
-    OptionInfo{.key = "colmean",
-               .choices = "off|on",
-               .standard = "off",
-               .help = "scores divided by the rows that could see a slot, no recent half, prefill "
-                       "only (kvpress: observed attention)"},
+               .help = "on: tokens are evicted at the end of the prompt only; off: in decode too"},
+    OptionInfo{
+        .key = "colmean",
+        .choices = "off|on",
+        .standard = "off",
+        .help =
+            "on: scores are divided by the number of queries that can see the token, without a "
+            "recent half and in prefill only (observed attention of kvpress); off: as published"},
 };
 
 /// Keeps the newest rows and, in equal number, the heavy hitters: those that got most attention
@@ -121,9 +123,12 @@ const RetentionEntry h2o{
     {.name = "h2o",
      .kind = PartKind::kRetention,
      .source = "H2O",
-     .stores = "half recent rows, half those that got most attention so far, per kv head",
-     .composes = "any quantizer; sharing only with head_shared=on",
-     .options = kOptions},
+     .stores = "per KV head, half of the budget for recent tokens and half for those with the most "
+               "accumulated attention",
+     .composes = "any quantizer; share=codes and xquant only with head_shared=on",
+     .options = kOptions,
+     .example = "h2o,keep=0.4",
+     .arxiv = "2306.14048"},
     make};
 
 }  // namespace kvlm::retention

@@ -36,9 +36,11 @@ const RetentionEntry keydiff{
     {.name = "keydiff",
      .kind = PartKind::kRetention,
      .source = "KeyDiff, as in kvpress",
-     .stores = "the rows whose keys are least like the mean key, per kv head",
-     .composes = "any quantizer; sharing only with head_shared=on",
-     .options = kOptions},
+     .stores = "per KV head, the tokens whose keys are least similar to the mean key",
+     .composes = "any quantizer; share=codes and xquant only with head_shared=on",
+     .options = kOptions,
+     .example = "keydiff,keep=0.5",
+     .arxiv = "2504.15364"},
     make<KeyDiff>};
 
 }  // namespace kvlm::retention

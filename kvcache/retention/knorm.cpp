@@ -30,12 +30,15 @@ class Knorm final : public ScoredRule {
 
 }  // namespace
 
-const RetentionEntry knorm{{.name = "knorm",
-                            .kind = PartKind::kRetention,
-                            .source = "L2 norm (Devoto et al. 2024), as in kvpress",
-                            .stores = "the rows with the shortest keys, per kv head",
-                            .composes = "any quantizer; sharing only with head_shared=on",
-                            .options = kOptions},
-                           make<Knorm>};
+const RetentionEntry knorm{
+    {.name = "knorm",
+     .kind = PartKind::kRetention,
+     .source = "L2 norm, as in kvpress",
+     .stores = "per KV head, the tokens whose keys have the smallest norm",
+     .composes = "any quantizer; share=codes and xquant only with head_shared=on",
+     .options = kOptions,
+     .example = "knorm,keep=0.5",
+     .arxiv = "2406.11430"},
+    make<Knorm>};
 
 }  // namespace kvlm::retention

@@ -25,31 +25,38 @@ constexpr std::array kOptions = {
                .standard = "auto",
                .official = "profile",
                .paper = "profile",
-               .help = "budgets fitted to each prompt, or those of --kv-profile; auto: the profile "
-                       "if it was made for this keep, score and decoder"},
-    OptionInfo{.key = "fit",
-               .choices = "greedy|rescale",
-               .standard = "greedy",
-               .official = "rescale",
-               .paper = "rescale",
-               .help = "online budgets: exact, or scaled as in the published code"},
+               .help = "where the budgets of the layers come from. online: computed for each "
+                       "prompt; profile: --kv-profile; auto: the profile if it was measured for "
+                       "this keep, score and decoder, else online"},
+    OptionInfo{
+        .key = "fit",
+        .choices = "greedy|rescale",
+        .standard = "greedy",
+        .official = "rescale",
+        .paper = "rescale",
+        .help =
+            "search of online budgets. greedy: exact; rescale: scaled, as in the published code"},
     OptionInfo{.key = "protect",
                .choices = "inside|official",
                .standard = "inside",
                .official = "official",
-               .help = "online budgets: sinks and last rows count as others do, or on top"},
+               .help = "sinks and last in online budgets. inside: they count towards the budget; "
+                       "official: they come on top"},
     kEvict,
     kDistance,
-    OptionInfo{.key = "merge",
-               .choices = "none|position|feature",
-               .standard = "none",
-               .help = "dropped rows are averaged into the nearest kept one, or the one whose key "
-                       "is most alike"},
+    OptionInfo{
+        .key = "merge",
+        .choices = "none|position|feature",
+        .standard = "none",
+        .help =
+            "what happens to evicted tokens. none: dropped; position: averaged into the nearest "
+            "kept token; feature: averaged into the kept token with the most similar key"},
     OptionInfo{.key = "pos",
                .choices = "logical|layer0_len",
                .standard = "logical",
                .official = "layer0_len",
-               .help = "position of the next token: tokens so far, or the rows that layer 0 holds"},
+               .help = "position of the next token. logical: number of tokens so far; layer0_len: "
+                       "number of tokens that layer 0 holds, as in the published code"},
 };
 
 enum class Fit : uint8_t { kGreedy, kRescale };
@@ -190,29 +197,31 @@ std::vector<double> profiled_forget(const OptionValues& options, const PolicyCon
     if (mode == "auto") return std::vector<double>();
     throw Error(
         ErrorCode::kUnsupported,
-        fmt::format("--kv prefixkv,{} needs the forget ratios of {} layers for keep={}, but "
-                    "{}; make them with vlm-kv profile --policy prefixkv --keep {} and give "
-                    "them with --kv-profile, or write mode=online to fit every prompt",
-                    options.given("mode") ? "mode=profile"
-                                          : fmt::format("profile={}", options.text("profile")),
-                    context.shape->layers, keep, found, keep));
+        fmt::format(
+            "--kv prefixkv,{} needs the forget ratios of {} layers for keep={}, but {}; measure "
+            "them with vlm-kv profile --policy prefixkv --keep {} and pass the file with "
+            "--kv-profile, or write mode=online to compute budgets for each prompt",
+            options.given("mode") ? "mode=profile"
+                                  : fmt::format("profile={}", options.text("profile")),
+            context.shape->layers, keep, found, keep));
   };
   const std::string_view score = options.text(kScore.key);
   if (context.profile == nullptr || !context.profile->forget.contains(score)) {
-    return refuse(fmt::format("no profile has any by score={}", score));
+    return refuse(fmt::format("no profile has ratios for score={}", score));
   }
   const std::vector<double>& forget = context.profile->forget.find(score)->second;
   if (static_cast<int>(forget.size()) != context.shape->layers) {
     return refuse(fmt::format("the profile has {} layers", forget.size()));
   }
   if (std::abs(context.profile->forget_keep - keep) > 1e-6) {
-    return refuse(fmt::format("the profile was made for keep={}", context.profile->forget_keep));
+    return refuse(
+        fmt::format("the profile was measured for keep={}", context.profile->forget_keep));
   }
   for (const double ratio : forget) {
     if (!(ratio >= 0 && ratio <= 1)) {
       throw Error(ErrorCode::kCorruptFile,
-                  fmt::format("the profile has a forget ratio of {}, expected 0 to 1; make it anew "
-                              "with vlm-kv profile",
+                  fmt::format("the profile has a forget ratio of {}, expected 0 to 1; measure it "
+                              "again with vlm-kv profile",
                               ratio));
     }
   }
@@ -239,10 +248,13 @@ std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext
 const RetentionEntry prefixkv{
     {.name = "prefixkv",
      .kind = PartKind::kRetention,
-     .source = "PrefixKV, 3.2-3.3, eq. 1, alg. 1",
-     .stores = "in every layer the fewest rows that hold one share of its attention",
-     .composes = "any quantizer; pairs of layers that share codes keep the same rows",
-     .options = kOptions},
+     .source = "PrefixKV, sections 3.2-3.3, equation 1, algorithm 1",
+     .stores = "in every layer the fewest tokens that hold the same share of its attention",
+     .composes =
+         "any quantizer; share=codes and xquant (the layers of a pair keep the same tokens)",
+     .options = kOptions,
+     .example = "prefixkv,keep=0.5 + kivi,bits=4",
+     .arxiv = "2412.03409"},
     make};
 
 }  // namespace kvlm::retention

@@ -22,46 +22,48 @@ constexpr std::array kOptions = {
                .low = 0,
                .high = 1,
                .standard = "0.2",
-               .help = "share of the prompt's rows, its last, that observe and stay; at most half "
-                       "of keep"},
+               .help = "share of the prompt's tokens, the last ones, whose queries score the "
+                       "others and which are kept; at most half of keep"},
     OptionInfo{.key = "weight",
                .type = Type::kReal,
                .low = 0,
                .high = 100,
                .standard = "1.2",
-               .help = "what the newest observer counts; the oldest counts 1, those between lie on "
-                       "a line"},
+               .help = "weight of the newest of these queries; the oldest has weight 1, those "
+                       "between are interpolated linearly"},
     OptionInfo{.key = "schedule",
                .choices = "cosine|geometric",
                .standard = "cosine",
                .paper = "geometric",
-               .help = "factor from a layer's share of the context to the next one's: from 1 down "
-                       "to decay, or decay"},
+               .help = "factor by which the context shrinks from one layer to the next. cosine: "
+                       "falls from 1 to decay over the layers; geometric: decay in every layer"},
     OptionInfo{.key = "decay",
                .type = Type::kReal,
                .low = 0.01,
                .high = 1,
                .standard = "0.9",
-               .help = "factor of the last layer, or of every layer; 1 gives all layers alike"},
+               .help = "factor of the last layer (cosine) or of every layer (geometric); 1 gives "
+                       "all layers the same budget"},
     OptionInfo{.key = "least",
                .type = Type::kInteger,
                .low = 0,
                .high = 65536,
                .standard = "0",
                .official = "64",
-               .help = "fewest rows of the context in a layer, also where keep is less"},
+               .help = "fewest context tokens that a layer keeps, also where keep is less"},
     OptionInfo{.key = "sinks",
                .type = Type::kInteger,
                .low = 0,
                .high = 1024,
                .standard = "4",
-               .help = "first rows of the prompt, which stay also where keep is less"},
+               .help = "first tokens of the prompt (attention sinks), which are always kept, also "
+                       "where keep is less"},
     OptionInfo{.key = "evict",
                .choices = "step|none",
                .standard = "step",
                .official = "none",
-               .help = "row that goes in decode: the one of the context that the new row looks at "
-                       "least, in every step; none: rows of the prompt stay"},
+               .help = "which token decode evicts. step: in every step, the context token that the "
+                       "new token attends to least; none: no token of the prompt"},
 };
 
 /// Lets the last rows of the prompt choose, and keeps fewer rows in each layer than in the one
@@ -257,9 +259,13 @@ const RetentionEntry pyramidinfer{
     {.name = "pyramidinfer",
      .kind = PartKind::kRetention,
      .source = "PyramidInfer, algorithm 1 and its code",
-     .stores = "the last rows of the prompt and those that they look at, fewer layer by layer",
-     .composes = "any quantizer; pairs of layers that share codes keep the same rows",
-     .options = kOptions},
+     .stores = "the last tokens of the prompt and those that they attend to most; each layer keeps "
+               "fewer than the one before",
+     .composes =
+         "any quantizer; share=codes and xquant (the layers of a pair keep the same tokens)",
+     .options = kOptions,
+     .example = "pyramidinfer,keep=0.5",
+     .arxiv = "2405.12532"},
     make};
 
 }  // namespace kvlm::retention

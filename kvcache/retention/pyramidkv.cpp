@@ -22,7 +22,8 @@ constexpr std::array kOptions = {
     OptionInfo{.key = "no_floor",
                .choices = "off|on",
                .standard = "off",
-               .help = "layers may keep fewer rows than the window; off: equal budgets then"},
+               .help = "on: layers may keep fewer tokens than window; off: all budgets are equal "
+                       "if one would be smaller"},
     kHeadShared,
     kEvictIfAsked,
     kDistance,
@@ -103,9 +104,11 @@ const RetentionEntry pyramidkv{
     {.name = "pyramidkv",
      .kind = PartKind::kRetention,
      .source = "PyramidKV, as in kvpress",
-     .stores = "as snapkv, early layers keeping more rows than late ones",
-     .composes = "any quantizer; sharing only with head_shared=on",
-     .options = kOptions},
+     .stores = "as snapkv; early layers keep more tokens than late ones",
+     .composes = "any quantizer; share=codes and xquant only with head_shared=on",
+     .options = kOptions,
+     .example = "pyramidkv,keep=0.3",
+     .arxiv = "2406.02069"},
     make};
 
 }  // namespace kvlm::retention

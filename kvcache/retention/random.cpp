@@ -16,7 +16,7 @@ constexpr std::array kOptions = {
                .low = 0,
                .high = 2147483647,
                .standard = "0",
-               .help = "another number, other rows"},
+               .help = "seed of the random choice"},
     kHeadShared,
     kSinks,
     kLast,
@@ -91,12 +91,15 @@ std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext
 
 }  // namespace
 
-const RetentionEntry random{{.name = "random",
-                             .kind = PartKind::kRetention,
-                             .source = "a baseline of our own",
-                             .stores = "random rows, equally many in every layer, per kv head",
-                             .composes = "any quantizer; sharing only with head_shared=on",
-                             .options = kOptions},
-                            make};
+const RetentionEntry random{
+    {.name = "random",
+     .kind = PartKind::kRetention,
+     .source = "baseline of this project",
+     .stores = "per KV head, random tokens, equally many in every layer: what a retention rule has "
+               "to beat",
+     .composes = "any quantizer; share=codes and xquant only with head_shared=on",
+     .options = kOptions,
+     .example = "random,keep=0.5,seed=1"},
+    make};
 
 }  // namespace kvlm::retention

@@ -43,9 +43,11 @@ const RetentionEntry snapkv{
     {.name = "snapkv",
      .kind = PartKind::kRetention,
      .source = "SnapKV, as in kvpress",
-     .stores = "the last rows of the prompt and those that they look at most, per kv head",
-     .composes = "any quantizer; sharing only with head_shared=on",
-     .options = kOptions},
+     .stores = "per KV head, the last tokens of the prompt and those that they attend to most",
+     .composes = "any quantizer; share=codes and xquant only with head_shared=on",
+     .options = kOptions,
+     .example = "snapkv,keep=0.3,window=32",
+     .arxiv = "2404.14469"},
     make};
 
 }  // namespace kvlm::retention

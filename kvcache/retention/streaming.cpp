@@ -20,14 +20,14 @@ constexpr std::array kOptions = {
     OptionInfo{.key = "budget",
                .choices = "window|proportional",
                .standard = "window",
-               .help = "rows kept in decode: as many as when the prompt ended, or keep of all "
-                       "tokens so far (PrefixKV's comparison)"},
+               .help = "tokens kept in decode. window: as many as at the end of the prompt; "
+                       "proportional: keep times all tokens so far, as in PrefixKV's comparison"},
     OptionInfo{.key = "rerotate",
                .choices = "off|on",
                .standard = "off",
                .paper = "on",
-               .help = "kept keys turn to the positions of their ranks, as published; off leaves "
-                       "them where they were"},
+               .help = "on: kept keys are rotated to their positions within the cache, as "
+                       "published; off: they keep their original positions"},
 };
 
 enum class Budget : uint8_t { kWindow, kProportional };
@@ -101,15 +101,14 @@ class Streaming final : public Retention {
 std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
   const bool rerotate = options.text("rerotate") == "on";
   if (rerotate && context.with_quantizer) {
-    throw Error(
-        ErrorCode::kUnsupported,
-        "--kv streaming,rerotate=on turns kept keys, which packed keys cannot do; leave the "
-        "quantizer away or use rerotate=off");
+    throw Error(ErrorCode::kUnsupported,
+                "--kv streaming,rerotate=on rotates kept keys, which is not possible with packed "
+                "keys; drop the quantizer or use rerotate=off");
   }
   if (rerotate && context.shape->rope_frequencies.empty()) {
     throw Error(ErrorCode::kUnsupported,
-                "--kv streaming,rerotate=on needs positions that are one number, but this model's "
-                "are not; use rerotate=off");
+                "--kv streaming,rerotate=on needs positions that are single numbers, and this "
+                "model has several per token; use rerotate=off");
   }
   return std::make_unique<Streaming>(
       options.real("keep"), options.integer("sinks"),
@@ -121,10 +120,12 @@ std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext
 const RetentionEntry streaming{
     {.name = "streaming",
      .kind = PartKind::kRetention,
-     .source = "StreamingLLM, 3.2",
-     .stores = "the first few rows and the newest ones, the same in every layer",
-     .composes = "everything; rerotate=on with no quantizer",
-     .options = kOptions},
+     .source = "StreamingLLM, section 3.2",
+     .stores = "the first few tokens and the newest ones, the same in every layer",
+     .composes = "everything; rerotate=on without a quantizer",
+     .options = kOptions,
+     .example = "streaming,keep=0.3",
+     .arxiv = "2309.17453"},
     make};
 
 }  // namespace kvlm::retention

@@ -12,11 +12,13 @@ constexpr std::array kOptions = {
     kKeep,
     kOurSinks,
     kLast,
-    OptionInfo{.key = "evict",
-               .choices = "step|none|score|window|fixed_index|sliding",
-               .standard = "step",
-               .help = "row that goes in decode: the one that the new row looks at least, in every "
-                       "step, as published; none as in kvpress; others as in prefixkv"},
+    OptionInfo{
+        .key = "evict",
+        .choices = "step|none|score|window|fixed_index|sliding",
+        .standard = "step",
+        .help =
+            "which token decode evicts. step: in every step, the one that the new token attends to "
+            "least, as published; none: no token, as in kvpress; other values as in prefixkv"},
     kDistance,
 };
 
@@ -79,9 +81,12 @@ const RetentionEntry tova{
     {.name = "tova",
      .kind = PartKind::kRetention,
      .source = "TOVA",
-     .stores = "the rows that the newest row looks at, one set per layer",
-     .composes = "any quantizer; pairs of layers that share codes keep the same rows",
-     .options = kOptions},
+     .stores = "the tokens that the newest token attends to most, one set per layer",
+     .composes =
+         "any quantizer; share=codes and xquant (the layers of a pair keep the same tokens)",
+     .options = kOptions,
+     .example = "tova,keep=0.5",
+     .arxiv = "2401.06104"},
     make};
 
 }  // namespace kvlm::retention

@@ -45,10 +45,13 @@ int Uniform::kept(int n) const noexcept {
 const RetentionEntry uniform{
     {.name = "uniform",
      .kind = PartKind::kRetention,
-     .source = "PrefixKV, Table 4 (baseline)",
-     .stores = "the rows that got most attention, equally many in every layer",
-     .composes = "any quantizer; pairs of layers that share codes keep the same rows",
-     .options = kOptions},
+     .source = "PrefixKV, table 4 (baseline)",
+     .stores = "the tokens with the most attention, equally many in every layer",
+     .composes =
+         "any quantizer; share=codes and xquant (the layers of a pair keep the same tokens)",
+     .options = kOptions,
+     .example = "uniform,keep=0.5",
+     .arxiv = "2412.03409"},
     make};
 
 }  // namespace kvlm::retention

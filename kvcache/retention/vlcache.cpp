@@ -6,6 +6,8 @@
 #include "kvcache/retention/common.h"
 #include "kvcache/retention/prefix_fit.h"
 
+// VL-Cache: the attention of the text after the images ranks the tokens, and its sparsity divides
+// the budget among the layers (docs/formulas.md, "VL-Cache").
 namespace kvlm::retention {
 
 namespace {
@@ -17,7 +19,7 @@ constexpr std::array kOptions = {
                .low = 0,
                .high = 1,
                .standard = "0.1",
-               .help = "share of a layer's budget that its newest rows take"},
+               .help = "share of a layer's budget for its newest tokens"},
     OptionInfo{.key = "head_shared",
                .choices = "off|on",
                .standard = "on",
@@ -142,9 +144,12 @@ const RetentionEntry vlcache{
     {.name = "vlcache",
      .kind = PartKind::kRetention,
      .source = "VL-Cache, algorithm 1",
-     .stores = "rows that the text after the pictures looks at, more of them in dense layers",
-     .composes = "any quantizer; sharing only with head_shared=on",
-     .options = kOptions},
+     .stores = "the tokens that the text after the images attends to; layers with denser attention "
+               "keep more",
+     .composes = "any quantizer; share=codes and xquant only with head_shared=on",
+     .options = kOptions,
+     .example = "vlcache,keep=0.3",
+     .arxiv = "2410.23317"},
     make};
 
 }  // namespace kvlm::retention

@@ -84,10 +84,11 @@ VisualInput AnyresPictures::prepare(const Image& image) const {
   } catch (const std::bad_alloc&) {
   } catch (const std::length_error&) {  // more than a vector ever holds
   }
-  throw Error(ErrorCode::kOutOfMemory,
-              fmt::format("image {} of {} x {} pixels needs more memory than there is to be cut "
-                          "into tiles; scale it down first",
-                          image.name, image.width, image.height));
+  throw Error(
+      ErrorCode::kOutOfMemory,
+      fmt::format(
+          "image {} of {} x {} pixels cannot be cut into tiles: out of memory; scale it down first",
+          image.name, image.width, image.height));
 }
 
 }  // namespace kvlm

@@ -67,7 +67,7 @@ std::unique_ptr<Model> load_llava15(ModelSource source, const LoadOptions& optio
   const PreprocessSpec preprocess =
       parse_preprocess(read_image_processor(source).reader(), kProcessors, options);
   if (!preprocess.do_center_crop) {
-    refuse_unused(options, "one that squeezes pictures to a square", {.crop = true});
+    refuse_unused(options, "one that stretches images to a square", {.crop = true});
   }
   return std::make_unique<Llava15>(LlavaSource{"llava-1.5", source, llava, options, stream},
                                    std::move(text), preprocess);

@@ -44,7 +44,7 @@ std::variant<ClipConfig, SiglipConfig> parse_tower(const ConfigReader& config,
     return siglip;
   }
   throw Error(ErrorCode::kUnsupported,
-              fmt::format("{}: model_type is \"{}\"; the towers built in for this family are "
+              fmt::format("{}: model_type is \"{}\"; supported towers of this family are "
                           "clip_vision_model and siglip_vision_model",
                           vision.path(), printable(type)));
 }
@@ -69,10 +69,11 @@ int LlavaConfig::patch_size() const noexcept {
 
 LlavaConfig parse_llava_config(const ConfigReader& config, const LlavaDefaults& defaults) {
   if (config.has("mm_vision_tower") && !config.has("text_config")) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("{} is of the original LLaVA repository, whose vision tower {} is "
-                            "published apart; use the Hugging Face conversion (llava-hf/...)",
-                            config.path(), printable(config.string("mm_vision_tower", ""))));
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("{} is a checkpoint of the original LLaVA repository, whose vision tower {} is "
+                    "published separately; use the Hugging Face conversion (llava-hf/...)",
+                    config.path(), printable(config.string("mm_vision_tower", ""))));
   }
   LlavaConfig llava;
   const ConfigReader text = config.object("text_config");
@@ -89,7 +90,8 @@ LlavaConfig parse_llava_config(const ConfigReader& config, const LlavaDefaults& 
 void require_rows_of_patches(const ConfigReader& config, const LlavaConfig& llava) {
   const auto* clip = std::get_if<ClipConfig>(&llava.tower);
   if (clip == nullptr || !clip->keep_class_token) return;
-  config.fail(kStrategy, "default: the class token of a CLIP tower has no place in a map of tiles");
+  config.fail(kStrategy,
+              "default: the class token of a CLIP tower has no position in a map of tiles");
 }
 
 int32_t parse_visual_id(const ConfigReader& config, std::string_view kind, int fallback,

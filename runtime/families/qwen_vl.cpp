@@ -118,8 +118,8 @@ std::vector<int32_t> QwenVl::times_of(const Clip& clip, int slices) const {
   if (!(slices * tokens_per_second_ * seconds < static_cast<double>(kMaxPositions))) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("{}: its {} frames are {:.6g} seconds, beyond any position of {}; give "
-                    "a shorter video",
+        fmt::format("{}: its {} frames last {:.6g} seconds, beyond the last position of {}; give a "
+                    "shorter video",
                     clip.info.name, clip.frames.size(), slices * seconds, printable(name())));
   }
   return clip_times(slices, tokens_per_second_, seconds);

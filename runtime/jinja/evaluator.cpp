@@ -251,7 +251,7 @@ class Evaluator {
     }
     if (contains(kGlobals, name)) {
       throw Error(ErrorCode::kUnsupported,
-                  fmt::format("{} line {}: the name {} without a call is not built into this "
+                  fmt::format("{} line {}: the name {} without a call is not supported by this "
                               "template engine; write the template without it",
                               name_, line_, name));
     }
@@ -478,7 +478,7 @@ class Evaluator {
     }
     if (op == "%" && left.text()) {
       throw Error(ErrorCode::kUnsupported,
-                  fmt::format("{} line {}: formatting with % is not built into this template "
+                  fmt::format("{} line {}: formatting with % is not supported by this template "
                               "engine; write the template without it",
                               name_, line_));
     }
@@ -541,7 +541,7 @@ class Evaluator {
         result = op == "//" ? a / b - (adjust ? 1 : 0) : a % b + (adjust ? b : 0);
       }
     }
-    if (overflow) fail("a number leaves 64 bits");
+    if (overflow) fail("a number exceeds 64 bits");
     return Value(result);
   }
 
@@ -614,7 +614,7 @@ class Evaluator {
     }
     if (object.list() && !object.list()->range.empty()) {
       throw Error(ErrorCode::kUnsupported,
-                  fmt::format("{} line {}: a slice of a range is not built into this template "
+                  fmt::format("{} line {}: a slice of a range is not supported by this template "
                               "engine; make a list of it first",
                               name_, line_));
     }
@@ -850,7 +850,7 @@ class Evaluator {
     for (const auto& [name, value] : expr.named) {
       if (std::ranges::find(allowed, name) == allowed.end()) {
         throw Error(ErrorCode::kUnsupported,
-                    fmt::format("{} line {}: the argument {} of the filter {} is not built into "
+                    fmt::format("{} line {}: the argument {} of the filter {} is not supported by "
                                 "this template engine; write the template without it",
                                 name_, line_, printable(name), expr.text));
       }
@@ -890,7 +890,7 @@ class Evaluator {
       count(expr, args, 0, 0);
       std::optional<int> indent;
       if (const Expr* argument = named_argument(expr, "ensure_ascii")) {
-        if (evaluate(*argument).truthy()) fail("tojson with ensure_ascii is not built");
+        if (evaluate(*argument).truthy()) fail("tojson with ensure_ascii is not supported");
       }
       if (const Expr* argument = named_argument(expr, "indent")) {
         const Value value = evaluate(*argument);
@@ -1059,7 +1059,7 @@ class Evaluator {
     if (next < args.size()) test_name = text_argument(expr, args[next++]);
     if (test_name && !is_test(*test_name)) {
       throw Error(ErrorCode::kUnsupported,
-                  fmt::format("{} line {}: the test {} is not built into this template engine; "
+                  fmt::format("{} line {}: the test {} is not supported by this template engine; "
                               "write the template without it",
                               name_, line_, printable(*test_name)));
     }
@@ -1093,8 +1093,8 @@ class Evaluator {
     }
     if (!is_filter(name) || !expr.named.empty()) {
       throw Error(ErrorCode::kUnsupported,
-                  fmt::format("{} line {}: map with the filter {} is not built into this template "
-                              "engine; write the template without it",
+                  fmt::format("{} line {}: map with the filter {} is not supported by this "
+                              "template engine; write the template without it",
                               name_, line_, printable(name)));
     }
     for (const Value& item : iterate(object)) {

@@ -270,7 +270,7 @@ class Lexer {
       }
     }
     if (size < left.size() && is_name_start(left[size])) {
-      fail(fmt::format("number \"{}\" is not built; write it in plain decimals",
+      fail(fmt::format("number \"{}\" is not supported; write it in plain decimals",
                        left.substr(0, size + 1)));
     }
     push(real ? Token::Kind::kReal : Token::Kind::kInteger, std::string(left.substr(0, size)));
@@ -318,7 +318,7 @@ class Lexer {
     }
     const size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
     if (digits == 0) {
-      if (c == 'N') fail("\\N in a string is not built");
+      if (c == 'N') fail("\\N in a string is not supported");
       out += '\\';
       out += c;
       return 0;
@@ -332,7 +332,7 @@ class Lexer {
       value = value * 16 + static_cast<char32_t>(decimal ? digit - '0' : lower - 'a' + 10);
     }
     if (value > 0x10FFFF || (value >= 0xD800 && value <= 0xDFFF)) {
-      fail("an escape in a string is no character");
+      fail("an escape in a string is not a valid character");
     }
     append_utf8(out, value);
     return digits;

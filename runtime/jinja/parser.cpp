@@ -67,11 +67,10 @@ class Parser {
     fail(current().line, fmt::format("{}, found \"{}\"", what, current().text));
   }
   [[noreturn]] void unsupported(int line, const std::string& what) const {
-    throw Error(
-        ErrorCode::kUnsupported,
-        fmt::format(
-            "{} line {}: {} is not built into this template engine; write the template without it",
-            name_, line, printable(what)));
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("{} line {}: {} is not supported by this template engine; write the "
+                            "template without it",
+                            name_, line, printable(what)));
   }
 
   bool is_operator(std::string_view text) const {

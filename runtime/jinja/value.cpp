@@ -9,7 +9,7 @@ namespace kvlm::jinja {
 namespace {
 
 constexpr const char* kInside =
-    "a namespace inside another value is not built; write the template without it";
+    "a namespace inside another value is not supported; write the template without it";
 
 int checked_depth(int inner, const Value& item) {
   if (item.name_space() != nullptr) {
@@ -17,7 +17,7 @@ int checked_depth(int inner, const Value& item) {
   }
   const int depth = std::max(inner, item.depth() + 1);
   if (depth > kMaxValueDepth) {
-    throw Error(ErrorCode::kUnsupported, "a value is nested too deep; simplify the template");
+    throw Error(ErrorCode::kUnsupported, "a value is nested too deeply; simplify the template");
   }
   return depth;
 }

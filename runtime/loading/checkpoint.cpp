@@ -99,7 +99,7 @@ std::shared_ptr<const MappedFile> open_text(const fs::path& folder, const std::s
   if (!has_entry(folder / name)) return nullptr;
   auto file = map_file(folder, name);
   if (file->bytes().size() > max_bytes_of(name)) {
-    fail(fmt::format("{}: {} bytes long, where at most {} are read; download it again",
+    fail(fmt::format("{}: {} bytes long, but at most {} are read; download it again",
                      (folder / name).string(), file->bytes().size(), max_bytes_of(name)));
   }
   return file;
@@ -184,8 +184,8 @@ Shard open_shard(const fs::path& folder, const std::string& name) {
   }
   if (!foreign.empty()) {
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("{}: its weights are in {}, which is not read; use the safetensors of "
-                            "the same model, or load it in transformers and call "
+                fmt::format("{}: its weights are in {}, which is not supported; use the "
+                            "safetensors of the same model, or load it in transformers and call "
                             "save_pretrained(FOLDER, safe_serialization=True)",
                             folder.string(), foreign));
   }
@@ -203,7 +203,7 @@ void check_folder(const fs::path& folder) {
                      folder.string()));
   }
   if (!fs::is_directory(status)) {
-    fail(fmt::format("{}: a file; give the folder that holds config.json and the weights",
+    fail(fmt::format("{}: is a file; give the folder that holds config.json and the weights",
                      folder.string()));
   }
   std::error_code unreadable;

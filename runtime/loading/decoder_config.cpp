@@ -152,7 +152,7 @@ void read_sections(const ConfigReader& scaling, DecoderType decoder, RopeConfig&
     };
     if (!value.is_array() || value.size() != 3 ||
         !std::all_of(value.begin(), value.end(), is_count)) {
-      scaling.fail(kKey, "three numbers: how many frequencies turn by time, height and width");
+      scaling.fail(kKey, "three numbers: how many frequencies rotate by time, height and width");
     }
     for (size_t i = 0; i < 3; ++i) rope.sections[i] = value[i].get<int>();
   }
@@ -175,7 +175,7 @@ RopeConfig parse_rope(const ConfigReader& text, const LlamaConfig& llama, Decode
   rope.theta = scaling.number("rope_theta", rope.theta, 1, 1e12);
   for (const ConfigReader* reader : {&text, &scaling}) {
     if (reader->number("partial_rotary_factor", 1, 0, 1) != 1) {
-      reader->fail("partial_rotary_factor", "1: rotating some channels of a head is not built in");
+      reader->fail("partial_rotary_factor", "1: rotating some channels of a head is not supported");
     }
   }
   const std::string type = scaling.string("rope_type", scaling.string("type", "default"));
@@ -206,9 +206,9 @@ RopeConfig parse_rope(const ConfigReader& text, const LlamaConfig& llama, Decode
   } else {
     throw Error(
         ErrorCode::kUnsupported,
-        fmt::format("{}: rope_type is \"{}\"; built in are default, linear, dynamic, llama3 and "
-                    "yarn",
-                    scaling.path(), printable(type)));
+        fmt::format(
+            "{}: rope_type is \"{}\"; supported are default, linear, dynamic, llama3 and yarn",
+            scaling.path(), printable(type)));
   }
   return rope;
 }
@@ -239,7 +239,7 @@ DecoderType decoder_type(const ConfigReader& text, std::span<const DecoderType> 
     }
   }
   throw Error(ErrorCode::kUnsupported,
-              fmt::format("{}: model_type is \"{}\"; the decoders built in for this family are {}",
+              fmt::format("{}: model_type is \"{}\"; supported decoders of this family are {}",
                           text.path(), printable(name), fmt::join(names, ", ")));
 }
 
@@ -291,7 +291,7 @@ LlamaConfig parse_decoder_config(const ConfigReader& text, DecoderType type) {
     llama.max_positions = std::min(llama.max_positions, llama.sliding_window);
   }
   if (text.boolean("use_sliding_window", false)) {
-    text.fail("use_sliding_window", "false: windows of some layers are not built in");
+    text.fail("use_sliding_window", "false: windows of some layers are not supported");
   }
   return llama;
 }

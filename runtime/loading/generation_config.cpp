@@ -33,8 +33,8 @@ void append_ids(const ConfigReader& reader, std::string_view key, std::vector<in
 void refuse_unbuilt_generation(const ConfigReader& generation, bool samples) {
   const auto refuse = [&](std::string_view key) {
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("{}: {} is not built in, and without it the answers would differ; "
-                            "remove the key from the file to go without",
+                fmt::format("{}: {} is not supported, and without it answers would differ; remove "
+                            "the key from the file to run without it",
                             generation.path(), key));
   };
   const auto number_other_than = [&](std::string_view key, double neutral) {

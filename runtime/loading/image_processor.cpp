@@ -86,7 +86,7 @@ const Defaults& class_of(const ConfigReader& processor, std::span<const ImagePro
     names.push_back(fmt::format("{}ImageProcessor", defaults_of(known).name));
   }
   throw Error(ErrorCode::kUnsupported,
-              fmt::format("{}: image_processor_type is \"{}\"; built in for this family are {}",
+              fmt::format("{}: image_processor_type is \"{}\"; supported for this family are {}",
                           processor.path(), printable(type), fmt::join(names, ", ")));
 }
 
@@ -108,7 +108,7 @@ void parse_size(const ConfigReader& processor, const Defaults& absent, Preproces
   }
   for (const char* key : {"longest_edge", "max_height", "max_width"}) {
     if (reader.has(key)) {
-      reader.fail(key, "null: a limit on the longer side is not built in for this family");
+      reader.fail(key, "null: a limit on the longer side is not supported for this family");
     }
   }
   spec.shortest_edge = static_cast<int>(reader.integer("shortest_edge", 224, 1, kMaxEdge));
@@ -122,7 +122,7 @@ bool parse_pad(const ConfigReader& processor, const Defaults& absent) {
   const bool anyres =
       absent.type == ImageProcessor::kLlavaNext || absent.type == ImageProcessor::kLlavaOnevision;
   if (do_pad && !absent.pads_to_square && !anyres && processor.has("pad_size")) {
-    processor.fail("pad_size", "null: padding after the crop is not built in");
+    processor.fail("pad_size", "null: padding after the crop is not supported");
   }
   return do_pad && absent.pads_to_square;
 }
@@ -177,7 +177,7 @@ ProcessorFile read_image_processor(const ModelSource& source) {
   ProcessorFile file{read_json(source, kOwn), kOwn};
   if (!file.content.empty()) return file;
   throw Error(ErrorCode::kCorruptFile,
-              fmt::format("{} has no preprocessor_config.json, which says how pictures are resized "
+              fmt::format("{} has no preprocessor_config.json, which says how images are resized "
                           "and normalised; download it from the model's page",
                           source.name));
 }
@@ -210,8 +210,8 @@ void check_picture_size(const PreprocessSpec& preprocess, int image_size) {
   if (size == std::array{image_size, image_size}) return;
   throw Error(
       ErrorCode::kCorruptFile,
-      fmt::format("preprocessor_config.json makes pictures of {}, but the tower of config.json "
-                  "takes {} x {} (vision_config.image_size); the two files do not belong together",
+      fmt::format("preprocessor_config.json makes images of {}, but the tower of config.json takes "
+                  "{} x {} (vision_config.image_size); the two files do not belong together",
                   size ? fmt::format("{} x {}", (*size)[0], (*size)[1]) : "any size", image_size,
                   image_size));
 }

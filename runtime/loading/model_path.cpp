@@ -164,11 +164,11 @@ std::string family_advice(const HubName& hub) {
       kOthers, [&](std::string_view word) { return name.find(word) != std::string::npos; });
   if (other != kOthers.end()) {
     return fmt::format(
-        "its name says {}, a family that is not built in; built in are {} (such as "
+        "its name says {}, a family that is not supported; supported are {} (such as "
         "llava-hf/llava-1.5-7b-hf)",
         *other, fmt::join(built_in, ", "));
   }
-  return fmt::format("if it is of a family that is built in ({}), fetch it with `{}`",
+  return fmt::format("if its family is supported ({}), download it with `{}`",
                      fmt::join(built_in, ", "), download_command(hub));
 }
 
@@ -229,7 +229,7 @@ fs::path find_snapshot(const fs::path& repository, const HubName& hub) {
   if (snapshot.empty() || !is_folder(folder)) {
     const std::vector<std::string> snapshots = subfolders(repository / "snapshots");
     fail(fmt::format(
-        "{}: holds no snapshot of revision {}{}; fetch it with `{}`", shown(repository),
+        "{}: holds no snapshot of revision {}{}; download it with `{}`", shown(repository),
         hub.revision.empty() ? "main" : hub.revision,
         snapshots.empty() ? std::string() : fmt::format(", only {}", fmt::join(snapshots, ", ")),
         download_command(hub)));
@@ -263,11 +263,11 @@ std::filesystem::path find_model(const std::string& name, const std::filesystem:
 
   if (name.empty() || name.find('\0') != std::string::npos) {
     throw Error(ErrorCode::kInvalidArgument,
-                "the model has no name; give a folder, org/name or pocket");
+                "the model name is empty; give a folder, org/name or pocket");
   }
   if (is_folder(name)) return name;
   if (is_present(name)) {
-    fail(fmt::format("{}: a file; give the folder that holds config.json and the weights",
+    fail(fmt::format("{}: is a file; give the folder that holds config.json and the weights",
                      shown(name)));
   }
   const std::optional<HubName> hub = parse_hub_name(name);

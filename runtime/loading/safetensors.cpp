@@ -157,7 +157,7 @@ void check_tiling(std::vector<SafetensorsEntry>& entries, size_t data_bytes,
   size_t covered = 0;
   for (const SafetensorsEntry& entry : entries) {
     if (entry.begin != covered) {
-      fail(name, fmt::format("tensor {} begins at {} where {} is due: {}", printable(entry.name),
+      fail(name, fmt::format("tensor {} begins at {}, expected {}: {}", printable(entry.name),
                              entry.begin, covered,
                              entry.begin > covered ? "a hole in the data" : "tensors overlap"));
     }

@@ -40,8 +40,8 @@ std::string json_of_vocab(const ModelSource& source, const std::string& vocab,
     throw Error(
         ErrorCode::kUnsupported,
         fmt::format(
-            "tokenizer_config.json: tokenizer_class is \"{}\"; of vocab.json and merges.txt "
-            "only Qwen2Tokenizer is built in: use a checkpoint that has tokenizer.json",
+            "tokenizer_config.json: tokenizer_class is \"{}\"; with vocab.json and merges.txt only "
+            "Qwen2Tokenizer is supported: use a checkpoint that has tokenizer.json",
             printable(type)));
   }
   if (!is_valid_utf8(merges)) {

@@ -83,11 +83,10 @@ void refuse_leftovers(const WeightMap& weights, std::span<const std::string_view
                     [&](std::string_view prefix) { return name.starts_with(prefix); })) {
       continue;
     }
-    throw Error(
-        ErrorCode::kCorruptFile,
-        fmt::format("the weights hold tensor {}, which config.json has no place for; the weights "
-                    "and the configuration do not belong together",
-                    name));
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("the weights hold tensor {}, which config.json does not describe; the "
+                            "weights and the configuration do not belong together",
+                            name));
   }
 }
 

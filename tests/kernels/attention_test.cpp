@@ -305,12 +305,13 @@ TEST(Attention, RefusesWhatDoesNotFit) {
   EXPECT_THAT(code(TensorView(data.data() + 1, DType::kF32, q), view(q), view(k), view(k)),
               testing::HasSubstr("overlap"));
   EXPECT_THAT(code(out(q), view(q), view(k), view(k), {}, DType::kI32),
-              testing::HasSubstr("multiply is i32"));
+              testing::HasSubstr("the type to multiply in is i32"));
   const std::vector<KeyValueRows> odd(3);
-  EXPECT_THAT(code(out(q), view(q), view(k), view(k), odd), testing::HasSubstr("3 past runs"));
+  EXPECT_THAT(code(out(q), view(q), view(k), view(k), odd),
+              testing::HasSubstr("3 cached segments"));
   const std::vector<KeyValueRows> dangling(2, {nullptr, nullptr, DType::kF16, 5});
   EXPECT_THAT(code(out(q), view(q), view(k), view(k), dangling),
-              testing::HasSubstr("5 cached rows"));
+              testing::HasSubstr("5 cached tokens"));
   const std::vector<KeyValueRows> codes(2, {nullptr, nullptr, DType::kU8, 0});
   EXPECT_THAT(code(out(q), view(q), view(k), view(k), codes), testing::HasSubstr("u8"));
 }
@@ -572,7 +573,7 @@ TEST(AttendRows, RefusesWhatItCannotRead) {
   EXPECT_THAT(code(bad, 1, 8), testing::HasSubstr("i32"));
   bad = good.decode();
   bad.cached.values = nullptr;
-  EXPECT_THAT(code(bad, 1, 8), testing::HasSubstr("3 cached rows"));
+  EXPECT_THAT(code(bad, 1, 8), testing::HasSubstr("3 cached tokens"));
   bad = good.decode();
   bad.q = nullptr;
   EXPECT_THAT(code(bad, 1, 8), testing::HasSubstr("lacks"));
@@ -671,7 +672,7 @@ TEST(SegmentAttention, RefusesBoundsThatDoNotCutTheRows) {
   };
   EXPECT_EQ(refusal({0, 1, 4}), "no error");
   EXPECT_THAT(refusal({}), testing::HasSubstr("0 bounds"));
-  EXPECT_THAT(refusal({0}), testing::HasSubstr("1 bounds from 0 on, expected at least two"));
+  EXPECT_THAT(refusal({0}), testing::HasSubstr("1 bounds from 0 on; expected at least two"));
   EXPECT_THAT(refusal({1, 4}), testing::HasSubstr("2 bounds from 1 on"));
   EXPECT_THAT(refusal({0, 3}), testing::HasSubstr("have 3 rows, expected the 4 of q"));
   EXPECT_THAT(refusal({0, 5}), testing::HasSubstr("have 5 rows"));

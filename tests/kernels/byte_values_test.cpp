@@ -63,9 +63,10 @@ TEST(PlaceBytes, SaysWhatDoesNotFit) {
     return message_of(kInvalid, [&] { place_bytes(y, bytes, table, stream); });
   };
   Tensor narrow(DType::kF32, {2, 11});
-  EXPECT_THAT(refusal(narrow, from, values), HasSubstr("(2, 12) on cpu do not go to (2, 11)"));
+  EXPECT_THAT(refusal(narrow, from, values),
+              HasSubstr("(2, 12) on cpu cannot be converted to (2, 11)"));
   Tensor few(DType::kF32, {1, 12});
-  EXPECT_THAT(refusal(few, from, values), HasSubstr("do not go to (1, 12)"));
+  EXPECT_THAT(refusal(few, from, values), HasSubstr("cannot be converted to (1, 12)"));
   const Tensor five = normal_tensor(DType::kF32, {5, 256}, 1);
   EXPECT_THAT(refusal(to, from, five), HasSubstr("by 5 tables"));
   const Tensor half = normal_tensor(DType::kF32, {3, 128}, 1);

@@ -276,7 +276,7 @@ TEST(ColumnSums, ComeWithAttentionOfOperandsThatFit) {
                    prompt.scale, DType::kF32, stream);
   };
   EXPECT_THAT(message_of(ErrorCode::kInvalidArgument, [&] { attend(out, v); }),
-              HasSubstr("where their values are"));
+              HasSubstr("has no values"));
   for (KeyValueRows& run : prompt.past) run.values = run.keys;
   EXPECT_THAT(message_of(ErrorCode::kInvalidArgument, [&] { attend(out, narrow); }),
               HasSubstr("v has shape"));
@@ -421,16 +421,16 @@ TEST(ColumnSums, RefuseWhatDoesNotFit) {
   EXPECT_THAT(message(good.q, good.k, good.past, 5, 16, 4), HasSubstr("first_row is 5"));
   EXPECT_THAT(message(good.q, good.k, good.past, -1, 16, 4), HasSubstr("first_row is -1"));
   EXPECT_THAT(message(good.q, good.k, std::span(good.past).first(1), 0, 16, 4),
-              HasSubstr("1 past runs"));
+              HasSubstr("1 cached segments"));
   EXPECT_THAT(message(good.q, good.k, good.past, 0, 16, 4, HUGE_VALF), HasSubstr("scale"));
   EXPECT_THAT(message(good.q, good.k, good.past, 0, 16, 4, 1, DType::kI32),
-              HasSubstr("multiply is i32"));
+              HasSubstr("the type to multiply in is i32"));
   std::vector<KeyValueRows> bad = good.past;
   bad[1].rows = 2;
-  EXPECT_THAT(message(good.q, good.k, bad, 0, 16, 4), HasSubstr("kv head 1 has 2 past rows"));
+  EXPECT_THAT(message(good.q, good.k, bad, 0, 16, 4), HasSubstr("KV head 1 has 2 cached tokens"));
   bad = good.past;
   bad[1].keys = nullptr;
-  EXPECT_THAT(message(good.q, good.k, bad, 0, 16, 4), HasSubstr("states 3 past rows"));
+  EXPECT_THAT(message(good.q, good.k, bad, 0, 16, 4), HasSubstr("claims 3 cached tokens"));
   bad = good.past;
   bad[0].dtype = DType::kI32;
   EXPECT_THAT(message(good.q, good.k, bad, 0, 16, 4), HasSubstr("i32"));

@@ -51,7 +51,7 @@ TEST(GatherRows, RefusesAnIdOutsideTheTable) {
                            [&] {
                              gather_rows(y, table, std::array{0, bad}, stream);
                            }),
-                HasSubstr("at place 1 is outside the table of 4 entries"));
+                HasSubstr("at position 1 is outside the table of 4 entries"));
   }
   EXPECT_THAT(message_of(ErrorCode::kInvalidArgument,
                          [&] { gather_rows(y, table, std::array{0}, stream); }),

@@ -178,13 +178,13 @@ TEST_F(ExpectedAttention, RefusesWhatDoesNotFit) {
   const std::vector<float> frequencies(2);
   EXPECT_THAT(refused({.frequencies = frequencies}), HasSubstr("rotate 4 channels, expected at"));
   weights.resize(5);
-  EXPECT_THAT(refused({}), HasSubstr("weights has 5 entries, expected 2 kv heads times 3 rows"));
+  EXPECT_THAT(refused({}), HasSubstr("weights has 5 entries, expected 2 KV heads times 3 rows"));
   keys[1].rows = 2;
-  EXPECT_THAT(refused({}), HasSubstr("kv head 1 has 2 keys, expected 3"));
+  EXPECT_THAT(refused({}), HasSubstr("KV head 1 has 2 keys, expected 3"));
   keys[1] = {k.view().data(), DType::kU8, 3};
-  EXPECT_THAT(refused({}), HasSubstr("kv head 1 holds u8"));
+  EXPECT_THAT(refused({}), HasSubstr("KV head 1 holds u8"));
   keys.resize(3, keys[0]);
-  EXPECT_THAT(refused({}), HasSubstr("4 query heads cannot share 3 kv heads"));
+  EXPECT_THAT(refused({}), HasSubstr("4 query heads are not a multiple of 3 KV heads"));
 }
 
 }  // namespace

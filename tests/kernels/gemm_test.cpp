@@ -352,7 +352,8 @@ TEST(Linear, ATailSaysWhatDoesNotFit) {
               HasSubstr("w has shape (7, 9)"));
   EXPECT_THAT(refused(y, normal_tensor(DType::kBF16, {6, 8}, 2), {}),
               HasSubstr("w has shape (6, 8)"));
-  EXPECT_THAT(refused(narrow, w, {.gated = true}), HasSubstr("a gated product has no activation"));
+  EXPECT_THAT(refused(narrow, w, {.gated = true}),
+              HasSubstr("a gated product needs an activation"));
   LinearTail wide_scale = gated;
   wide_scale.scale = six;
   EXPECT_THAT(refused(narrow, w, wide_scale), HasSubstr("scale has shape (6)"));

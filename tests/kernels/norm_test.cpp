@@ -197,9 +197,9 @@ TEST(AddNorm, SaysWhatDoesNotFit) {
     return message_of(ErrorCode::kInvalidArgument,
                       [&] { add_norm(to, x, residual, addends, weight, {}, 1e-5f, stream); });
   };
-  EXPECT_THAT(counted(y, Residual::kSum, {}), HasSubstr("0 addends and y"));
-  EXPECT_THAT(counted(y, Residual::kSum, {{p}, {p}, {p}}), HasSubstr("3 addends and y"));
-  EXPECT_THAT(counted({}, Residual::kSame, {{p}}), HasSubstr("1 addends and no y"));
+  EXPECT_THAT(counted(y, Residual::kSum, {}), HasSubstr("0 tensors to add and y"));
+  EXPECT_THAT(counted(y, Residual::kSum, {{p}, {p}, {p}}), HasSubstr("3 tensors to add and y"));
+  EXPECT_THAT(counted({}, Residual::kSame, {{p}}), HasSubstr("1 tensors to add and no y"));
   EXPECT_THAT(counted(y, Residual::kSum, {{p, nine}}), HasSubstr("p's bias has shape (9)"));
 }
 

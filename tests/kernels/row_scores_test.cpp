@@ -108,13 +108,13 @@ TEST_F(RowScores, RefuseWhatDoesNotFit) {
                       [&] { cosines_to_mean(heads, dim, result, stream_); });
   };
   std::vector<StoredRows> heads = heads_of(tensors);
-  EXPECT_THAT(refused(heads, 2), HasSubstr("kv head 1 has 1 rows, expected 2 as kv head 0"));
+  EXPECT_THAT(refused(heads, 2), HasSubstr("KV head 1 has 1 rows, expected 2 as in KV head 0"));
   EXPECT_THAT(refused({heads.data(), 1}, 2), HasSubstr("4 entries, expected 2"));
-  EXPECT_THAT(refused({}, 2), HasSubstr("0 kv heads of 2 channels"));
+  EXPECT_THAT(refused({}, 2), HasSubstr("0 KV heads of 2 channels"));
   heads[0].dtype = DType::kI32;
-  EXPECT_THAT(refused(heads, 2), HasSubstr("kv head 0 holds i32, expected f32, f16 or bf16"));
+  EXPECT_THAT(refused(heads, 2), HasSubstr("KV head 0 holds i32, expected f32, f16 or bf16"));
   heads[0] = {nullptr, DType::kF32, 2};
-  EXPECT_THAT(refused(heads, 2), HasSubstr("2 rows but not where they are"));
+  EXPECT_THAT(refused(heads, 2), HasSubstr("2 rows but has no data"));
 }
 
 }  // namespace

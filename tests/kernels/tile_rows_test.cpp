@@ -68,9 +68,9 @@ TEST(PlaceTiles, SaysWhatDoesNotFit) {
     return message_of(kInvalid, [&] { scatter_tiles(to, from, with, where, stream); });
   };
   EXPECT_THAT(refused(x.view().slice(0, 19), patches, token, positions),
-              HasSubstr("scatter_tiles: 19 rows are no tiles of 10 rows each"));
+              HasSubstr("scatter_tiles: 19 rows are not whole tiles of 10 rows each"));
   EXPECT_THAT(refused(x, patches, token, positions.view().slice(0, 1)),
-              HasSubstr("no tiles of 1 rows"));
+              HasSubstr("not whole tiles of 1 rows"));
   EXPECT_THAT(refused(x, patches.view().slice(0, 17), token, positions),
               HasSubstr("patches has shape (17, 8)"));
   EXPECT_THAT(refused(x, patches, {}, positions), HasSubstr("patches has shape (18, 8)"));
@@ -121,10 +121,11 @@ TEST(TakeTiles, SaysWhatDoesNotFit) {
   const auto refused = [&](TensorView to, int64_t first, int64_t in_tile, int64_t skipped) {
     return message_of(kInvalid, [&] { take_tiles(to, first, x, in_tile, skipped, stream); });
   };
-  EXPECT_THAT(refused(y, 0, 9, 1), HasSubstr("take_tiles: 20 rows are no tiles of 9 rows each"));
-  EXPECT_THAT(refused(y, 0, 0, 0), HasSubstr("no tiles of 0 rows"));
-  EXPECT_THAT(refused(y, 0, 10, -1), HasSubstr("no tiles of 10 rows"));
-  EXPECT_THAT(refused(y, 0, 10, 11), HasSubstr("no tiles of 10 rows"));
+  EXPECT_THAT(refused(y, 0, 9, 1),
+              HasSubstr("take_tiles: 20 rows are not whole tiles of 9 rows each"));
+  EXPECT_THAT(refused(y, 0, 0, 0), HasSubstr("not whole tiles of 0 rows"));
+  EXPECT_THAT(refused(y, 0, 10, -1), HasSubstr("not whole tiles of 10 rows"));
+  EXPECT_THAT(refused(y, 0, 10, 11), HasSubstr("not whole tiles of 10 rows"));
   EXPECT_THAT(refused(y, 0, 10, 0), HasSubstr("y has shape (18, 12)"));
   EXPECT_THAT(refused(y, 5, 10, 1),
               HasSubstr("8 columns do not fit into columns 5 on of (18, 12)"));

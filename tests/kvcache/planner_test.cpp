@@ -89,14 +89,13 @@ TEST(Unsupported, KnowsTheDecodersShape) {
   };
   EXPECT_EQ(reason("kivi", shape_of(4)), "");
   EXPECT_THAT(reason("xquant,kq=3,km=2", shape_of(8)), HasSubstr("use a multiple of 2 for kq"));
-  EXPECT_EQ(
-      reason("asymkv,key_layers=39 + share=codes", shape_of(40)),
-      "--kv \"asymkv,key_layers=39 + share=codes\" shares codes of keys between layers 38 and "
-      "39, which pack them differently; let each pair of layers be packed alike");
+  EXPECT_EQ(reason("asymkv,key_layers=39 + share=codes", shape_of(40)),
+            "--kv \"asymkv,key_layers=39 + share=codes\" shares codes of keys between layers 38 "
+            "and 39, which are packed differently; give both layers of each pair the same options");
   EXPECT_EQ(reason("asymkv,key_layers=39 + share=codes", shape_of(38)), "");
-  EXPECT_EQ(reason("kivi + f16,layers=0-1/30", shape_of(8)),
-            "--kv f16,layers=0-1/30 names layer 30, and this decoder has layers 0 to 7; name those "
-            "alone");
+  EXPECT_EQ(
+      reason("kivi + f16,layers=0-1/30", shape_of(8)),
+      "--kv f16,layers=0-1/30 names layer 30, but this decoder has layers 0 to 7; name only those");
   EXPECT_EQ(reason("kivi + f16,layers=7", shape_of(8)), "");
   CacheShape without_one_position = shape_of(4);
   without_one_position.rope_frequencies.clear();
@@ -113,8 +112,8 @@ TEST(Conflicts, WhatCannotWorkTogetherIsRefused) {
       return std::string(error.what());
     }
   };
-  EXPECT_THAT(reason("vidkv,protect=0.2,scope=visual"), HasSubstr("for all rows?"));
-  EXPECT_THAT(reason("snapkv,keep=0.5 + vidkv,scope=text"), HasSubstr("its mask is learned"));
+  EXPECT_THAT(reason("vidkv,protect=0.2,scope=visual"), HasSubstr("for all tokens?"));
+  EXPECT_THAT(reason("snapkv,keep=0.5 + vidkv,scope=text"), HasSubstr("the channel mask of vidkv"));
   EXPECT_THAT(reason("h2o,keep=0.5 + vidkv,scope=text"), HasSubstr("head_shared=on"));
   EXPECT_EQ(reason("h2o,keep=0.5,head_shared=on + vidkv,scope=text"), "");
   EXPECT_EQ(reason("h2o,keep=0.5 + vidkv"), "");

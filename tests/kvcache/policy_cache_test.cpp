@@ -804,7 +804,7 @@ TEST(PolicyCacheTest, QueriesThatAreScoredComeInOnePass) {
     feeder.pass(cache, {{'s', cache.open(size, "s"), 0, chunk, true, /*ends_prompt=*/false}});
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("must come in one pass; 12 of 30 rows came"));
+    EXPECT_THAT(error.what(), HasSubstr("must be passed in one call; 12 of 30 tokens were passed"));
   }
 }
 

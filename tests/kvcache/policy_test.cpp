@@ -129,9 +129,9 @@ TEST(CheckedValue, RefusesWithTheLegalValuesAndTheNearest) {
   EXPECT_EQ(check("eta", "1.5"),
             "--kv example has no eta=1.5; did you mean eta=1? (legal: a number from 0 to 1)");
   for (const char* tau : {"3", "0:", ":3", "0:3:1", "0:11", "a:b", ":"}) {
-    EXPECT_EQ(check("tau", tau), std::string("--kv example has no tau=") + tau +
-                                     "; did you mean tau=0:3? (legal: two numbers A:B from 0 to "
-                                     "10)");
+    EXPECT_EQ(check("tau", tau),
+              std::string("--kv example has no tau=") + tau +
+                  "; did you mean tau=0:3? (legal: two numbers A:B, each from 0 to 10)");
   }
   EXPECT_EQ(check("residual", "65"),
             "--kv example has no residual=65; did you mean residual=64? (legal: auto or an integer "

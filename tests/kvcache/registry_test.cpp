@@ -36,6 +36,7 @@ TEST(Registry, DescribesEveryPartAndEveryOption) {
     EXPECT_FALSE(info->source.empty()) << info->name;
     EXPECT_FALSE(info->stores.empty()) << info->name;
     EXPECT_FALSE(info->composes.empty()) << info->name;
+    EXPECT_THAT(info->example, testing::HasSubstr(info->name));
     for (const OptionInfo* option : options_of(*info)) {
       EXPECT_FALSE(option->help.empty()) << info->name << "," << option->key;
       for (const std::string_view value : {option->standard, option->official, option->paper}) {

@@ -66,7 +66,7 @@ TEST(RefusedSpec, EmptyParts) {
 
 TEST(RefusedSpec, UnknownNames) {
   const auto unknown = [](std::string_view name, std::string_view nearest) {
-    return fmt::format("--kv has no policy \"{}\"; did you mean {}? (built are {})", name, nearest,
+    return fmt::format("--kv has no policy \"{}\"; did you mean {}? (policies: {})", name, nearest,
                        names());
   };
   EXPECT_EQ(refusal("f61"), unknown("f61", "f16"));
@@ -77,15 +77,18 @@ TEST(RefusedSpec, UnknownNames) {
   for (const char* name : {"minicache", "MiniCache,keep=0.5", "kivi + minicache"}) {
     EXPECT_EQ(
         refusal(name),
-        "--kv has no minicache: rows that two layers share would need lengths of their own in "
-        "every format; layers share codes with share=codes");
+        "--kv minicache is not built: merged layers would need their own length for every KV entry "
+        "in every format; share codes between layers with share=codes");
   }
-  EXPECT_THAT(refusal("slerp"), HasSubstr("has no slerp: rows that two layers share"));
+  EXPECT_THAT(refusal("slerp"), HasSubstr("slerp is not built: merged layers would need"));
+  for (const char* text : {"xquant,merge=avg", "xquant,merge=floor", "kivi + xquant,merge=ceil"}) {
+    EXPECT_THAT(refusal(text), AllOf(HasSubstr("is not built: codes of the layers of a group are"),
+                                     HasSubstr("use dominant=")));
+  }
   EXPECT_EQ(refusal("f16\n"), unknown("f16\\x0a", "f16"));
-  EXPECT_EQ(
-      refusal("f16 \x1b[31m"),
-      "--kv \"f16 \\x1b[31m\" has \"\\x1b[31m\" after a blank; join parts by '+', as in f16 + "
-      "\\x1b[31m");
+  EXPECT_EQ(refusal("f16 \x1b[31m"),
+            "--kv \"f16 \\x1b[31m\" has \"\\x1b[31m\" after a space; join parts by '+', as in f16 "
+            "+ \\x1b[31m");
   EXPECT_THAT(refusal(std::string(500, 'z')), HasSubstr(std::string(120, 'z') + "...\""));
 }
 
@@ -104,9 +107,9 @@ TEST(RefusedSpec, OptionsThatAreNotKeyEqualsValue) {
 
 TEST(RefusedSpec, BlanksWhereCommasAreDue) {
   EXPECT_EQ(refusal("kivi bits=2"),
-            "--kv \"kivi bits=2\" has options after a blank; did you mean kivi,bits=2?");
+            "--kv \"kivi bits=2\" has options after a space; did you mean kivi,bits=2?");
   EXPECT_EQ(refusal("kivi,group=16 bits=2 residual=64"),
-            "--kv \"kivi,group=16 bits=2 residual=64\" has options after a blank; did you mean "
+            "--kv \"kivi,group=16 bits=2 residual=64\" has options after a space; did you mean "
             "kivi,group=16,bits=2,residual=64?");
   EXPECT_THAT(refusal("prefixkv,keep=0.5 + kivi bits=2"), HasSubstr("did you mean kivi,bits=2?"));
   EXPECT_THAT(refusal("kivi vidkv"), HasSubstr("join parts by '+', as in kivi + vidkv"));
@@ -133,20 +136,23 @@ TEST(RefusedSpec, SharesThatWereMeantAsPercent) {
 
 TEST(RefusedSpec, WordsInTheWrongPlace) {
   EXPECT_EQ(refusal("f16 f32"),
-            "--kv \"f16 f32\" has \"f32\" after a blank; join parts by '+', as in f16 + f32");
+            "--kv \"f16 f32\" has \"f32\" after a space; join parts by '+', as in f16 + f32");
   EXPECT_EQ(refusal("visual=f16 f32"),
-            "--kv \"visual=f16 f32\" has \"f32\" after a blank; join parts by '+', as in "
+            "--kv \"visual=f16 f32\" has \"f32\" after a space; join parts by '+', as in "
             "visual=f16 + f32");
-  EXPECT_EQ(refusal("bits=2,f16"),
-            "--kv \"bits=2,f16\" begins with \"bits=2\" where a name is due; write NAME,KEY=VALUE");
+  EXPECT_EQ(
+      refusal("bits=2,f16"),
+      "--kv \"bits=2,f16\" begins with \"bits=2\" where a name is expected; write NAME,KEY=VALUE");
   EXPECT_EQ(refusal("=f16"),
-            "--kv \"=f16\" begins with \"=f16\" where a name is due; write NAME,KEY=VALUE");
-  EXPECT_EQ(refusal("visual="),
-            "--kv \"visual=\" begins with \"visual=\" where a name is due; write NAME,KEY=VALUE");
-  EXPECT_EQ(refusal("share"), "--kv share does not say what; write share=codes");
-  EXPECT_EQ(refusal("share,from=0:0"), "--kv share does not say what; write share=codes");
-  EXPECT_EQ(refusal("share="),
-            "--kv \"share=\" begins with \"share=\" where a name is due; write NAME,KEY=VALUE");
+            "--kv \"=f16\" begins with \"=f16\" where a name is expected; write NAME,KEY=VALUE");
+  EXPECT_EQ(
+      refusal("visual="),
+      "--kv \"visual=\" begins with \"visual=\" where a name is expected; write NAME,KEY=VALUE");
+  EXPECT_EQ(refusal("share"), "--kv share needs a value; write share=codes");
+  EXPECT_EQ(refusal("share,from=0:0"), "--kv share needs a value; write share=codes");
+  EXPECT_EQ(
+      refusal("share="),
+      "--kv \"share=\" begins with \"share=\" where a name is expected; write NAME,KEY=VALUE");
 }
 
 TEST(RefusedSpec, KeysAndValues) {
@@ -167,7 +173,7 @@ TEST(RefusedSpec, KeysAndValues) {
     }
     EXPECT_EQ(refusal(text),
               fmt::format("--kv f16 has no layers={}; did you mean layers=0-1/30? (legal: layers "
-                          "from 0 to 1023 and ranges of them, joined by '/')",
+                          "from 0 to 1023, and ranges of them, joined by '/')",
                           layers));
   }
   EXPECT_EQ(refusal("share=keys"),
@@ -181,24 +187,23 @@ TEST(RefusedSpec, KeysAndValues) {
 
 TEST(RefusedSpec, PlainFormatsThatMeet) {
   EXPECT_EQ(refusal("f16 + f32"),
-            "--kv \"f16 + f32\" names two formats, f16 and f32, for the same slots; keep one");
+            "--kv \"f16 + f32\" has two formats for the same tokens, f16 and f32; keep one");
   EXPECT_EQ(refusal("f16+f16"),
-            "--kv \"f16 + f16\" names two formats, f16 and f16, for the same slots; keep one");
+            "--kv \"f16 + f16\" has two formats for the same tokens, f16 and f16; keep one");
   EXPECT_EQ(refusal("visual=f16 text=f32"),
-            "--kv \"f16,scope=visual + f32,scope=text\" names two formats, f16 and f32; rows that "
-            "nothing packs have one, keep one");
+            "--kv \"f16,scope=visual + f32,scope=text\" has two formats for unquantized tokens, "
+            "f16 and f32; keep one");
   EXPECT_EQ(refusal("f16,layers=0-3 + f16,layers=3/9"),
-            "--kv \"f16,layers=0-3 + f16,layers=3/9\" names two formats, f16,layers=0-3 and "
-            "f16,layers=3/9, for layer 3; keep one");
-  EXPECT_EQ(
-      refusal("f16 + text=f16"),
-      "--kv \"f16 + f16,scope=text\" has f16 for all slots beside f16 for text slots; did you "
-      "mean f16,scope=text + f16,scope=visual?");
+            "--kv \"f16,layers=0-3 + f16,layers=3/9\" has two formats for layer 3, f16,layers=0-3 "
+            "and f16,layers=3/9; keep one");
+  EXPECT_EQ(refusal("f16 + text=f16"),
+            "--kv \"f16 + f16,scope=text\" has f16 for all tokens and f16 for text tokens; did you "
+            "mean f16,scope=text + f16,scope=visual?");
   EXPECT_EQ(refusal("f16 + share=codes"),
-            "--kv \"f16 + share=codes\" shares codes, and nothing makes any; add a quantizer, for "
-            "example kivi + share=codes");
+            "--kv \"f16 + share=codes\" shares codes, but no quantizer makes any; add a quantizer, "
+            "for example kivi + share=codes");
   EXPECT_EQ(refusal("share=codes"),
-            "--kv \"share=codes\" shares codes, and nothing makes any; add a quantizer, for "
+            "--kv \"share=codes\" shares codes, but no quantizer makes any; add a quantizer, for "
             "example kivi + share=codes");
   EXPECT_EQ(refusal("share=codes + share=codes"),
             "--kv \"share=codes + share=codes\" has two sharing parts; keep one share=codes");
@@ -206,75 +211,71 @@ TEST(RefusedSpec, PlainFormatsThatMeet) {
 
 TEST(RefusedSpec, TextsTooLong) {
   EXPECT_EQ(refusal("f16" + std::string(5000, ' ')),
-            "--kv is a text of 5003 characters; a spec has at most 4096");
+            "--kv is 5003 characters long; a spec has at most 4096");
 }
 
 TEST(RefusedSpec, QuantizersThatMeet) {
-  EXPECT_EQ(
-      refusal("kivi + int8"),
-      "--kv \"int8 + kivi\" names two quantizers, int8 and kivi, for the same slots; keep one");
+  EXPECT_EQ(refusal("kivi + int8"),
+            "--kv \"int8 + kivi\" has two quantizers for the same tokens, int8 and kivi; keep one");
   EXPECT_EQ(refusal("kivi + f16"),
-            "--kv \"f16 + kivi\" names two quantizers, f16 and kivi, for the same slots; keep one");
+            "--kv \"f16 + kivi\" has two quantizers for the same tokens, f16 and kivi; keep one");
   EXPECT_EQ(refusal("kivi + calibquant"),
-            "--kv \"calibquant + kivi\" has kivi for all slots beside calibquant for visual slots; "
+            "--kv \"calibquant + kivi\" has kivi for all tokens and calibquant for visual tokens; "
             "did you mean calibquant + kivi,scope=text?");
   EXPECT_EQ(refusal("f32 + text=kivi"),
-            "--kv \"f32 + kivi,scope=text\" has f32 for all slots beside kivi for text slots; did "
+            "--kv \"f32 + kivi,scope=text\" has f32 for all tokens and kivi for text tokens; did "
             "you mean kivi,scope=text + f32,scope=visual?");
   EXPECT_EQ(refusal("head_quantile + visual=calibquant"),
-            "--kv \"calibquant + head_quantile\" names two quantizers, calibquant and "
-            "head_quantile, for the same slots; keep one");
+            "--kv \"calibquant + head_quantile\" has two quantizers for the same tokens, "
+            "calibquant and head_quantile; keep one");
   EXPECT_EQ(refusal("text=calibquant"),
             "--kv calibquant has no scope=text; did you mean scope=visual? (legal: visual)");
   EXPECT_EQ(refusal("kivi,layers=0-3 + kivi,bits=4,layers=3-5"),
-            "--kv \"kivi,layers=0-3 + kivi,bits=4,layers=3-5\" names two quantizers, "
-            "kivi,layers=0-3 and kivi,bits=4,layers=3-5, for layer 3; keep one");
-  EXPECT_EQ(
-      refusal("visual=kivi + calibquant,layers=0"),
-      "--kv \"kivi,scope=visual + calibquant,layers=0\" has kivi in some layers and "
-      "calibquant in others, and calibquant packs once where kivi packs as rows age; keep one "
-      "of them");
+            "--kv \"kivi,layers=0-3 + kivi,bits=4,layers=3-5\" has two quantizers for layer 3, "
+            "kivi,layers=0-3 and kivi,bits=4,layers=3-5; keep one");
+  EXPECT_EQ(refusal("visual=kivi + calibquant,layers=0"),
+            "--kv \"kivi,scope=visual + calibquant,layers=0\" has kivi in some layers and "
+            "calibquant in others, but calibquant packs once, at the end of the prompt, and kivi "
+            "packs tokens as they age; keep one of them");
 }
 
 TEST(RefusedSpec, SharingThatCannotBe) {
   EXPECT_EQ(refusal("xquant + share=codes"),
-            "--kv \"xquant + share=codes\" has share=codes beside xquant, which shares codes "
-            "itself; did you mean xquant?");
+            "--kv \"xquant + share=codes\" has share=codes and xquant, which shares codes itself; "
+            "did you mean xquant?");
   EXPECT_EQ(refusal("xquant,bits=2"),
             "--kv xquant has no option bits; did you mean meta? (its options are calib, dominant, "
             "eta1, eta2, group, km, kq, layer_group, meta, residual, tail_keep, vm, vq, scope, "
             "layers, rotate, profile)");
-  EXPECT_EQ(
-      refusal("xquant,layers=0-3"),
-      "--kv \"xquant,layers=0-3\" has xquant,layers=0-3, and xquant pairs layers itself; drop "
-      "layers=0-3");
+  EXPECT_EQ(refusal("xquant,layers=0-3"),
+            "--kv \"xquant,layers=0-3\" has xquant,layers=0-3, but xquant pairs layers itself; "
+            "drop layers=0-3");
   EXPECT_EQ(refusal("text=xquant visual=calibquant"),
-            "--kv \"calibquant + xquant,scope=text\" has another quantizer beside xquant, whose "
-            "codes layers share; keep xquant alone");
-  EXPECT_EQ(
-      refusal("vidkv + share=codes"),
-      "--kv \"vidkv + share=codes\" shares keys of vidkv, whose channels differ by layer; did "
-      "you mean vidkv + share=codes,from=off:0?");
+            "--kv \"calibquant + xquant,scope=text\" has another quantizer next to xquant, whose "
+            "codes are shared between layers; keep xquant alone");
+  EXPECT_EQ(refusal("vidkv + share=codes"),
+            "--kv \"vidkv + share=codes\" shares key codes of vidkv, whose 2-bit channels differ "
+            "by layer; did you mean vidkv + share=codes,from=off:0?");
   EXPECT_EQ(
       refusal("vidkv,flush=requant_all + share=codes,from=off:0"),
       "--kv \"vidkv,flush=requant_all + share=codes,from=off:0\" shares codes of "
-      "vidkv,flush=requant_all, which packs old rows again; did you mean vidkv,flush=append?");
-  EXPECT_EQ(refusal("kivi,bits=4,layers=0-2 + kivi + share=codes"),
-            "--kv \"kivi + kivi,bits=4,layers=0-2 + share=codes\" shares codes of keys between "
-            "layers 2 and 3, which pack them differently; let each pair of layers be packed alike");
+      "vidkv,flush=requant_all, which packs old tokens again; did you mean vidkv,flush=append?");
+  EXPECT_EQ(
+      refusal("kivi,bits=4,layers=0-2 + kivi + share=codes"),
+      "--kv \"kivi + kivi,bits=4,layers=0-2 + share=codes\" shares codes of keys between layers 2 "
+      "and 3, which are packed differently; give both layers of each pair the same options");
   EXPECT_EQ(
       refusal("kivi,bits=4,layers=98 + kivi + share=codes"),
-      "--kv \"kivi + kivi,bits=4,layers=98 + share=codes\" shares codes of keys between layers "
-      "98 and 99, which pack them differently; let each pair of layers be packed alike");
+      "--kv \"kivi + kivi,bits=4,layers=98 + share=codes\" shares codes of keys between layers 98 "
+      "and 99, which are packed differently; give both layers of each pair the same options");
   EXPECT_EQ(refusal("kivi + share=codes + share=codes,from=off:0"),
             "--kv \"kivi + share=codes,from=off:0 + share=codes\" has two sharing parts; keep one "
             "share=codes");
 }
 
 TEST(RefusedSpec, ValuesOfPolicies) {
-  EXPECT_EQ(refusal("kiwi"), fmt::format("--kv has no policy \"kiwi\"; did you mean kivi? (built "
-                                         "are {})",
-                                         names()));
+  EXPECT_EQ(refusal("kiwi"),
+            fmt::format("--kv has no policy \"kiwi\"; did you mean kivi? (policies: {})", names()));
   EXPECT_EQ(refusal("kivi,bits=9"),
             "--kv kivi has no bits=9; did you mean bits=8? (legal: an integer from 1 to 8)");
   EXPECT_EQ(
@@ -284,8 +285,8 @@ TEST(RefusedSpec, ValuesOfPolicies) {
   EXPECT_EQ(refusal("calibquant,bits=3"),
             "--kv calibquant has no bits=3; did you mean bits=1? (legal: 1, 2, 4, 8)");
   EXPECT_EQ(refusal("calibquant,tau=3"),
-            "--kv calibquant has no tau=3; did you mean tau=0:3? (legal: two numbers A:B from 0 to "
-            "1000)");
+            "--kv calibquant has no tau=3; did you mean tau=0:3? (legal: two numbers A:B, each "
+            "from 0 to 1000)");
   EXPECT_EQ(
       refusal("head_quantile,alpha=0.5"),
       "--kv head_quantile has no alpha=0.5; did you mean alpha=0.2? (legal: a number from 0 to "
@@ -299,18 +300,18 @@ TEST(RefusedSpec, ValuesOfPolicies) {
 
 TEST(RefusedSpec, RetentionThatCannotBe) {
   EXPECT_EQ(refusal("prefixkv + h2o"),
-            "--kv \"h2o + prefixkv\" has two retention parts, h2o and prefixkv; keep one");
+            "--kv \"h2o + prefixkv\" has two retention rules, h2o and prefixkv; keep one");
   EXPECT_EQ(
       refusal("h2o + xquant"),
-      "--kv \"h2o + xquant\" has xquant beside h2o, which keeps other slots in every kv_head; "
-      "shared codes need one set of slots: did you mean h2o,head_shared=on?");
+      "--kv \"h2o + xquant\" has xquant and h2o, which keeps different tokens in each KV head; "
+      "layers that share codes must keep the same tokens: did you mean h2o,head_shared=on?");
   EXPECT_EQ(refusal("snapkv,keep=0.3 + kivi + share=codes"),
-            "--kv \"snapkv,keep=0.3 + kivi + share=codes\" has share=codes beside snapkv,keep=0.3, "
-            "which keeps other slots in every kv_head; shared codes need one set of slots: did you "
-            "mean snapkv,head_shared=on,keep=0.3?");
+            "--kv \"snapkv,keep=0.3 + kivi + share=codes\" has share=codes and snapkv,keep=0.3, "
+            "which keeps different tokens in each KV head; layers that share codes must keep the "
+            "same tokens: did you mean snapkv,head_shared=on,keep=0.3?");
   EXPECT_EQ(refusal("streaming,rerotate=on + kivi"),
-            "--kv \"streaming,rerotate=on + kivi\" has a quantizer beside streaming,rerotate=on, "
-            "which turns keys again; packed keys cannot be turned: did you mean "
+            "--kv \"streaming,rerotate=on + kivi\" has a quantizer and streaming,rerotate=on, "
+            "which rotates kept keys again; packed keys cannot be rotated: did you mean "
             "streaming,rerotate=off?");
   EXPECT_EQ(
       refusal("prefixkv,keep=0"),
@@ -319,13 +320,13 @@ TEST(RefusedSpec, RetentionThatCannotBe) {
       refusal("prefixkv,keep=50%"),
       "--kv prefixkv has no keep=50%; did you mean keep=0.5? (legal: a number from 0.001 to 1)");
   EXPECT_EQ(refusal("uniform,layers=0-3"),
-            "--kv uniform has no option layers; only quantizers serve some slots or layers (its "
+            "--kv uniform has no option layers; only quantizers have scope= and layers= (its "
             "options are keep, score, sinks, last, evict, distance, profile)");
   EXPECT_EQ(refusal("text=uniform"),
-            "--kv uniform has no option scope; only quantizers serve some slots or layers (its "
+            "--kv uniform has no option scope; only quantizers have scope= and layers= (its "
             "options are keep, score, sinks, last, evict, distance, profile)");
   EXPECT_EQ(refusal("snapkv,kernel=4"),
-            "--kv snapkv has kernel=4, expected an odd number; try kernel=5");
+            "--kv snapkv has kernel=4, expected an odd number; use kernel=5");
 }
 
 TEST(CacheSpec, RetentionStandsBesideAnything) {
@@ -464,25 +465,23 @@ TEST(LayeredSpec, RefusesWhatTheSentenceRefusesAndSaysWhere) {
             "layers \"0\": --kv kivi has no bits=9; did you mean bits=8? (legal: an integer from 1 "
             "to 8)");
   EXPECT_EQ(refused("kivi", {{"0", "kivi,layers=3"}}),
-            "layers \"0\": --kv kivi,layers=3 names layers of its own; drop layers=");
+            "layers \"0\": --kv kivi,layers=3 names its own layers; drop layers=");
   EXPECT_EQ(refused("kivi", {{"0", "kivi + share=codes"}}),
-            "layers \"0\": --kv share=codes is no quantizer, and only quantizers differ by layer; "
-            "move it to \"default\"");
-  EXPECT_EQ(
-      refused("kivi", {{"0", "calibquant"}}),
-      "layers \"0\": --kv calibquant serves visual slots where \"default\" serves all; name a "
-      "quantizer (or f16) for each");
-  EXPECT_EQ(
-      refused("visual=calibquant text=kivi", {{"0", "text=int8"}}),
-      "layers \"0\": --kv int8,scope=text serves text slots where \"default\" serves text and "
-      "visual; name a quantizer (or f16) for each");
+            "layers \"0\": --kv share=codes is not a quantizer, and only quantizers can differ by "
+            "layer; move it to \"default\"");
+  EXPECT_EQ(refused("kivi", {{"0", "calibquant"}}),
+            "layers \"0\": --kv calibquant packs visual tokens where \"default\" packs all; name a "
+            "quantizer (or f16) for each");
+  EXPECT_EQ(refused("visual=calibquant text=kivi", {{"0", "text=int8"}}),
+            "layers \"0\": --kv int8,scope=text packs text tokens where \"default\" packs text and "
+            "visual; name a quantizer (or f16) for each");
   for (const char* numbers : {"", "x", "0-1,1", "3-1", "0-1/30,31", "-1", "1024", "0\n"}) {
     EXPECT_THAT(refused("kivi", {{numbers, "int8"}}),
                 HasSubstr("not a list of layers from 0 to 1023, each once"));
   }
   EXPECT_EQ(refused("kivi", {{"0-3", "int8"}, {"3", "int4"}}),
-            "--kv \"kivi + int8,layers=0-3 + int4,layers=3\" names two quantizers, int8,layers=0-3 "
-            "and int4,layers=3, for layer 3; keep one");
+            "--kv \"kivi + int8,layers=0-3 + int4,layers=3\" has two quantizers for layer 3, "
+            "int8,layers=0-3 and int4,layers=3; keep one");
 }
 
 TEST(CacheSpec, SpellsLayersAsFewRanges) {

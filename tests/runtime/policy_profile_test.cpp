@@ -97,8 +97,8 @@ TEST_F(PolicyProfileFile, RefusesValuesWithoutTheirWidth) {
        {R"({"calibquant": {"tau": [0, 3]}})", R"({"head_quantile": {"alpha": 0.2}})",
         R"({"xquant": {"eta": [0, 0]}})"}) {
     const std::string told = refusal(ErrorCode::kCorruptFile, [&] { read_profile(put(text)); });
-    EXPECT_THAT(told, HasSubstr("does not say for how many bits")) << text;
-    EXPECT_THAT(told, HasSubstr("make it with vlm-kv profile")) << text;
+    EXPECT_THAT(told, HasSubstr("without bit widths")) << text;
+    EXPECT_THAT(told, HasSubstr("measure it again with vlm-kv profile")) << text;
   }
   for (const char* text :
        {R"({"xquant": {"eta": {"9": 0.1}}})", R"({"xquant": {"eta": {"16": 0.1}}})",
@@ -149,7 +149,7 @@ TEST_F(PolicyProfileFile, NeverOverwritesWhatIsNoProfileOfThisModel) {
   for (const char* text :
        {"{\"id\": \"a\"}\n", "my notes", "{\"calibquant\": {\"tau\": [0, 3]}}"}) {
     put(text);
-    EXPECT_THAT(told(path(), "m"), HasSubstr("exists and is not a profile that this version"));
+    EXPECT_THAT(told(path(), "m"), HasSubstr("exists and is not a profile of this version"));
     EXPECT_EQ(this->text(), text);
   }
   write_profile(whole(), path());

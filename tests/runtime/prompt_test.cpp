@@ -66,7 +66,7 @@ TEST(MakePrompt, ExpandsEveryPlaceholderToItsOwnTokens) {
     const bool visual = prompt.ids[row] == kImage;
     EXPECT_EQ(prompt.modality[row] != kTextRow, visual) << row;
     if (!visual) continue;
-    EXPECT_GE(prompt.modality[row], next) << "pictures in order";
+    EXPECT_GE(prompt.modality[row], next) << "images in order";
     next = prompt.modality[row];
     ++rows[static_cast<size_t>(next)];
   }
@@ -150,7 +150,7 @@ TEST(MakePrompt, RefusesVisualTokensOfTheTextsOwn) {
   const Error error =
       error_of([&] { prompt_of(*model, {user_message("<IMG_CONTEXT>?", 0, "<image>")}); });
   EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-  EXPECT_THAT(error.what(), HasSubstr("has 1 visual token where its pictures and videos make 0; "
+  EXPECT_THAT(error.what(), HasSubstr("has 1 visual token where its images and videos make 0; "
                                       "leave <IMG_CONTEXT> out of the text"));
 }
 

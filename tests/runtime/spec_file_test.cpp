@@ -62,8 +62,8 @@ TEST(SpecFile, RefusesWhatItCannotMean) {
             "kv.json: layers \"0-1\": --kv kivi has no bits=0; did you mean bits=1? (legal: an "
             "integer from 1 to 8)");
   EXPECT_EQ(refusal(R"({"default": "kivi", "layers": {"0-1": "int8", "1-2": "int4"}})"),
-            "kv.json: --kv \"kivi + int8,layers=0-1 + int4,layers=1-2\" names two quantizers, "
-            "int8,layers=0-1 and int4,layers=1-2, for layer 1; keep one");
+            "kv.json: --kv \"kivi + int8,layers=0-1 + int4,layers=1-2\" has two quantizers for "
+            "layer 1, int8,layers=0-1 and int4,layers=1-2; keep one");
   EXPECT_THAT(refusal(std::string((1 << 20) + 1, ' ')),
               StartsWith("kv.json: a file of 1048577 bytes; a spec file has at most"));
 }

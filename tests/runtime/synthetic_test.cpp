@@ -103,7 +103,7 @@ TEST(Synthetic, RefusesWhatItDoesNotKnow) {
     return std::string(error.what());
   };
   EXPECT_THAT(failure("lava-1.5-7b"), HasSubstr("did you mean synthetic:llava-1.5-7b?"));
-  EXPECT_THAT(failure(""), HasSubstr("built in are"));
+  EXPECT_THAT(failure(""), HasSubstr("supported are"));
   for (const char* option : {"layers=0", "layers=1025", "layers=-1", "layers=", "layers=2x",
                              "layers", "layer=2", "", "layers=99999999999", "layers=2,layers=3"}) {
     EXPECT_THAT(failure(fmt::format("llava-1.5-7b,{}", option).c_str()),

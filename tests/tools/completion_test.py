@@ -62,6 +62,7 @@ class Completion(unittest.TestCase):
     def test_values(self):
         self.assertEqual(completed("vlm-run", "--dtype", "b"), {"bf16"})
         self.assertEqual(completed("vlm-run", "--dtype", "=", "b"), {"bf16"})
+        self.assertEqual(completed("vlm-kv", "list", "--markdown", "o"), {"overview", "options"})
         self.assertEqual(completed("vlm-run", "--image-backend", "="), {"auto", "torchvision", "pil"})
         self.assertIn("cuda", completed("vlm-bench", "latency", "--device", "c"))
         bundled = {"pocket", "pocket-llava", "pocket-internvl", "pocket-qwen"}

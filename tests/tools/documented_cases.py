@@ -161,8 +161,13 @@ def measured(*columns):
     return check
 
 
-def page_is_current(o):
-    return o.out != (o.facts["root"] / "docs/policies.md").read_text() and "differs from docs/policies.md"
+def prints_page(name):
+    """What is printed, on stdout or into the file of that name, is the page."""
+    def check(o):
+        printed = o.folder / name
+        text = printed.read_text() if printed.is_file() else o.out
+        return text != (o.facts["root"] / name).read_text() and f"differs from {name}"
+    return check
 
 
 def has_policies(o):
@@ -204,9 +209,9 @@ DOCUMENTED = [
          {"synthetic:llava-1.5-7b,layers=4": f"{RELEASED},layers=1 -n 2"}),
     # vlm-kv --help, docs/policies.md
     Case("vlm-kv list", [has_policies]),
-    Case("vlm-kv list --markdown", [page_is_current]),
-    Case("vlm-kv list --markdown > docs/policies.md",
-         [lambda o: (o.folder / "docs/policies.md").read_text() != (o.facts["root"] / "docs/policies.md").read_text()]),
+    Case("vlm-kv list --markdown", [prints_page("docs/policies.md")]),
+    Case("vlm-kv list --markdown options", [prints_page("docs/policy-options.md")]),
+    Case("vlm-kv list --markdown > docs/policies.md", [prints_page("docs/policies.md")]),
     Case("vlm-kv explain kivi,bits=2 -m pocket --tokens 624 --visual 576",
          [prints("8 layers, 2 kv_heads, head_dim 64", "878,592 bytes", "key codes", "5.500 stored bits")]),
     Case("vlm-kv explain SPEC -m MODEL --tokens N --visual M", [prints("2,555,904 bytes, 100.0 % of f16's")],
@@ -241,9 +246,9 @@ DOCUMENTED = [
     Case("vlm-bench latency -m pocket --kv f16 --kv kivi --json", [each(2, lambda row: row["decode"]["median"] > 0)],
          {"--json": "--json --repeats 1 --tokens 2"}),
     Case("vlm-bench vision -m pocket --size 240x320,960x1280",
-         [prints("240 x 320 pixels", "96 x 128 pixels", "prepare", "pictures/s")], {"960x1280": "96x128 --repeats 1"}),
+         [prints("240 x 320 pixels", "96 x 128 pixels", "prepare", "images/s")], {"960x1280": "96x128 --repeats 1"}),
     Case("vlm-bench vision -m pocket --image page.png -t 2",
-         [prints("2 threads", "336 x 336 pixels", "read", "prepare", "ready", "pictures/s")],
+         [prints("2 threads", "336 x 336 pixels", "read", "prepare", "ready", "images/s")],
          {"page.png": "a.png --repeats 1"}),
     Case('vlm-bench kernels --only "2 bits" -t 1', [prints("kivi 2 bits", "calibquant 2 bits", " x (")],
          {"-t 1": "-t 1 --rows 256 --repeats 1"}),
@@ -358,6 +363,7 @@ def _small_bench(command):
 
 # (pattern of the whole command, what makes a Case or a reason of it); the first that matches.
 RULES = [
+    (r"vlm-kv list --markdown options > docs/policy-options\.md", lambda command: Case(command, [prints_page("docs/policy-options.md")])),
     (r"vlm-(run|bench) .*--device cuda\b.*", _on_a_gpu),
     (r"vlm-bench (latency|kernels|throughput) .*", _small_bench),
     (r"venv/bin/python tools/golden/export\.py.*", _elsewhere(_TORCH)),

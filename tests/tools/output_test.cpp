@@ -76,12 +76,12 @@ TEST(BatchSettings, DifferencesAreNamed) {
   EXPECT_FALSE(difference(now, now));
   EXPECT_FALSE(difference({"", "", nullptr}, now)) << "nothing is known of it";
   EXPECT_FALSE(difference({"m", "f16", nullptr}, now));
-  EXPECT_EQ(difference({"n", "f16", nullptr}, now), "with --model n, and this start has --model m");
-  EXPECT_EQ(difference({"m", "int4", nullptr}, now), "with --kv int4, and this start has --kv f16");
+  EXPECT_EQ(difference({"n", "f16", nullptr}, now), "with --model n, but this run has --model m");
+  EXPECT_EQ(difference({"m", "int4", nullptr}, now), "with --kv int4, but this run has --kv f16");
   EXPECT_EQ(difference({"m", "f16", ordered_json::object()}, now),
-            "with no --max-tokens, and this start has --max-tokens 4");
+            "with no --max-tokens, but this run has --max-tokens 4");
   EXPECT_EQ(difference({"m", "f16", {{"max_tokens", 4}, {"stop", {"a"}}}}, now),
-            "with --stop [\"a\"], and this start has no --stop");
+            "with --stop [\"a\"], but this run has no --stop");
 }
 
 TEST(BatchSettings, AProfileIsWhatItsFileSays) {
@@ -94,7 +94,7 @@ TEST(BatchSettings, AProfileIsWhatItsFileSays) {
   EXPECT_TRUE(difference(with("b.json"), now));
   EXPECT_TRUE(difference(BatchSettings{"m", "f16", ordered_json::object()}, now));
   EXPECT_EQ(difference(with({{"file", "a.json"}, {"hash", "2"}}), now),
-            "with --kv-profile a.json (of content 2), and this start has --kv-profile a.json (of "
+            "with --kv-profile a.json (of content 2), but this run has --kv-profile a.json (of "
             "content 1)");
 }
 

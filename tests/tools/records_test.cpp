@@ -44,7 +44,7 @@ TEST(Records, AnIdIsUsedOnce) {
       "");
   ASSERT_EQ(records.size(), 3u);
   EXPECT_EQ(records[0].error, "");
-  EXPECT_THAT(records[1].error, HasSubstr("id 1 is that of line 1 too"));
+  EXPECT_THAT(records[1].error, HasSubstr("id 1 is also the id of line 1"));
   EXPECT_TRUE(records[1].id.is_null());
   EXPECT_EQ(records[2].error, "");
 }
@@ -92,25 +92,25 @@ TEST(Records, VideosAreAskedAbout) {
             (nlohmann::ordered_json{{"videos", {"/a.mp4"}}, {"prompt", "b"}}));
   EXPECT_FALSE(difference(record, R"({"id": 1, "videos": ["/a.mp4"], "prompt": "b"})"));
   EXPECT_EQ(difference(record, R"({"id": 1, "video": "/b.mp4", "prompt": "b"})"),
-            "about /a.mp4, and this start asks about /b.mp4");
+            "about /a.mp4, but this run asks about /b.mp4");
   EXPECT_EQ(difference(record, R"({"id": 1, "prompt": "b"})"),
-            "about /a.mp4, and this start asks about 0 videos");
+            "about /a.mp4, but this run asks about 0 videos");
   EXPECT_EQ(difference(record, R"({"id": 1, "image": "/a.mp4", "prompt": "b"})"),
-            "about 0 pictures, and this start asks about /a.mp4");
+            "about 0 images, but this run asks about /a.mp4");
 }
 
 TEST(Records, WhatIsAskedOtherwiseIsNamed) {
   const char* record = R"({"id": 1, "image": "/a.png", "prompt": "b"})";
   EXPECT_EQ(difference(record, R"({"id": 1, "image": "/b.png", "prompt": "b"})"),
-            "about /a.png, and this start asks about /b.png");
+            "about /a.png, but this run asks about /b.png");
   EXPECT_EQ(difference(record, R"({"id": 1, "images": ["/a.png", "/b.png"], "prompt": "b"})"),
-            "about 1 picture, and this start asks about /b.png");
+            "about 1 image, but this run asks about /b.png");
   EXPECT_EQ(difference(record, R"({"id": 1, "prompt": "b"})"),
-            "about /a.png, and this start asks about 0 pictures");
+            "about /a.png, but this run asks about 0 images");
   EXPECT_EQ(difference(record, R"({"id": 1, "image": "/a.png", "prompt": "c"})"),
-            "with the prompt \"b\", and this start has the prompt \"c\"");
+            "with the prompt \"b\", but this run has the prompt \"c\"");
   EXPECT_EQ(difference(record, R"({"id": 1, "image": "/a.png"})"),
-            "with the prompt \"b\", and this start has no prompt of its own");
+            "with the prompt \"b\", but this run has no prompt of its own");
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ TEST(Room, WhatTheMachineCannotHoldIsRefusedOnTheCpuToo) {
     EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
     EXPECT_STREQ(error.what(),
                  "a model does not fit in memory: its weights take 700.00 MB and --kv-memory "
-                 "201.00 MB, and there are 900.00 MB in all; use a smaller model or cache");
+                 "201.00 MB, but there are 900.00 MB in all; use a smaller model or cache");
   }
   EXPECT_THROW(require_memory({"a model", SIZE_MAX, SIZE_MAX}, SIZE_MAX), Error);
 }

@@ -220,10 +220,10 @@ class ChatTest(unittest.TestCase):
             with self.chat(folder=folder) as terminal:
                 terminal.wait_for(r"> ")
                 terminal.type("/im\tmy\t\r")
-                terminal.wait_for(r"picture 1: my cat\.png, \d+ x \d+")
+                terminal.wait_for(r"image 1: my cat\.png, \d+ x \d+")
                 at = terminal.wait_for(r"> $")
                 self.ask(terminal, "/image ~/my cat.png".replace("~", folder))
-                terminal.wait_for(r"picture 2: ", at)
+                terminal.wait_for(r"image 2: ", at)
                 terminal.type("/quit\r")
                 self.assertEqual(terminal.status(), 0)
 

@@ -39,8 +39,8 @@ TEST(BatchOf, CountsWhatADeviceHoldsBeside) {
 
 TEST(BatchOf, SaysWhatOneSequenceTakes) {
   EXPECT_EQ(refusal(kCache, {8'000'000, 2'000'001}),
-            "10M does not hold one sequence of 700 rows: it takes 8.00 MB, and 2.00 MB more while "
-            "its prompt is read; give more memory or a shorter prompt");
+            "10M does not hold one sequence of 700 tokens: it takes 8.00 MB, and 2.00 MB more "
+            "during its prefill; give more memory or a shorter prompt");
 }
 
 TEST(SequenceSizeOf, CountsWarmUpAndTimedSteps) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs vlm-kv as a person would: what it prints, and one sentence for what it cannot do.
 
-KVLM_BUILD is the build folder. docs/policies.md is what `vlm-kv list --markdown` prints.
+KVLM_BUILD is the build folder. docs/policies.md and docs/policy-options.md are what `vlm-kv list --markdown` prints.
 """
 
 import csv
@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import tempfile
 import unittest
@@ -18,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(os.environ.get("KVLM_BUILD", ROOT / "build/release")) / "tools/vlm-kv"
 MODEL = ROOT / "tests/golden/llava_gqa"
-PAGE = ROOT / "docs/policies.md"
+PAGES = {"overview": ROOT / "docs/policies.md", "options": ROOT / "docs/policy-options.md"}
 TIMEOUT_S = 120
 
 LLAVA = ["-m", "synthetic:llava-1.5-7b", "--tokens", "624", "--visual", "576"]
@@ -41,6 +42,7 @@ WRONG = [
     (["explain", "kivi"], 2, ["--tokens", "vlm-kv explain --help"]),
     (["lst"], 2, ["\"lst\"", "list, explain, fidelity, profile or values"]),
     (["list", "--markdown", "--json"], 2, ["--markdown", "--json"]),
+    (["list", "--markdown", "tables"], 2, ["--markdown", "tables"]),
     (["list", "kivi"], 2, ["kivi"]),
     (["explain"], 2, ["SPEC"]),
     (["explain", "kivi"], 2, ["--tokens"]),
@@ -53,6 +55,8 @@ WRONG = [
     (["explain", "kivi,bits=9", "--tokens", "5"], 2, ["bits=9", "did you mean bits=8?"]),
     (["explain", "kivi + calibquant", "--tokens", "5"], 2,
      ["did you mean calibquant + kivi,scope=text?"]),
+    (["explain", "xquant,merge=avg", "--tokens", "5"], 2,
+     ["--kv xquant,merge=avg is not built", "not averaged", "dominant="]),
     (["explain", "kivi,residual=100", "--tokens", "5"], 2, ["residual=100", "residual=128"]),
     (["explain", "", "--tokens", "5"], 2, ["--kv"]),
     (["explain", "@{folder}/gone.json", "--tokens", "5"], 1, ["{folder}/gone.json"]),
@@ -106,11 +110,22 @@ class VlmKv(unittest.TestCase):
             for other in commands:
                 self.assertEqual(f"\n  vlm-kv {other}" in text, other == command, text)
 
-    def test_the_page_is_what_list_prints(self):
-        result = run("list", "--markdown")
-        self.assertEqual(result.returncode, 0)
-        self.assertEqual(result.stdout, PAGE.read_text(),
-                         "run: vlm-kv list --markdown > docs/policies.md")
+    def test_the_pages_are_what_list_prints(self):
+        for page, path in PAGES.items():
+            result = run("list", "--markdown", page)
+            self.assertEqual(result.returncode, 0)
+            self.assertEqual(result.stdout, path.read_text(),
+                             f"run: vlm-kv list --markdown {page} > docs/{path.name}")
+        self.assertEqual(run("list", "--markdown").stdout, run("list", "--markdown", "overview").stdout)
+
+    def test_every_example_of_the_page_is_a_spec(self):
+        page = run("list", "--markdown").stdout
+        for policy in json.loads(run("list", "--json").stdout)["policies"]:
+            name = policy["name"] + ("=codes" if policy["kind"] == "sharing" else "")
+            row = re.search(rf"^\| `{name}` \|[^|]*\| `([^`]*)` \|", page, re.MULTILINE)
+            with self.subTest(policy=name):
+                self.assertIn(policy["name"], row[1])
+                self.assertEqual(self.explain(row[1], "--tokens", 700, "--visual", 576)["spec"], row[1])
 
     def test_list_names_every_policy_and_option(self):
         policies = json.loads(run("list", "--json").stdout)["policies"]
@@ -182,7 +197,7 @@ class VlmKv(unittest.TestCase):
 
     def test_explain_says_what_it_assumes(self):
         self.assertTrue(self.explain("prefixkv", *LLAVA)["even_attention"])
-        self.assertIn("as if every token were attended alike",
+        self.assertIn("assume that all tokens get equal attention",
                       run("explain", "prefixkv", *LLAVA).stdout)
         self.assertFalse(self.explain("streaming", *LLAVA)["even_attention"])
 

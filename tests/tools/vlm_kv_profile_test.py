@@ -142,7 +142,7 @@ class Profile(unittest.TestCase):
     def test_nothing_to_fit_is_said(self):
         result = self.profile("--policy", "calibquant", "--bits", 8)
         self.assertEqual(result.returncode, 2)
-        self.assertIn("--policy calibquant has nothing to fit at 8 bits", result.stderr)
+        self.assertIn("--policy calibquant has nothing to calibrate at 8 bits", result.stderr)
 
     def test_published_budgets_need_a_profile(self):
         for spec in ("prefixkv,profile=official", "prefixkv,profile=paper", "calibquant,profile=paper"):

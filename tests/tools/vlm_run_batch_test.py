@@ -160,7 +160,7 @@ class Batches(VlmRun):
         self.assert_sound(result, 1)
         self.assertEqual(self.ids(), ["b.png"])
         self.assertIn(b"not UTF-8", result.stderr)
-        self.assertIn(b"picture 1", result.stderr)
+        self.assertIn(b"image 1", result.stderr)
         self.assertNotIn(b"line 1", result.stderr)
 
     def test_records_come_from_standard_input(self):
@@ -174,8 +174,8 @@ class Batches(VlmRun):
         os.mkfifo(self.folder / "pipe")
         cases = [('{"id": 1, "image": "a.png", "promt": "x"}', ['"promt"', 'mean "prompt"']),
                  ('{"id": 1, "imagess": ["a.png"]}', ['mean "images"', "id, image, images"]),
-                 ('{"id": 1, "image": "a.png\\u0000.txt"}', ["a.png\\x00.txt", "no name of a file"]),
-                 ('{"id": 1, "image": ""}', ["no name of a file"]),
+                 ('{"id": 1, "image": "a.png\\u0000.txt"}', ["a.png\\x00.txt", "not a file name"]),
+                 ('{"id": 1, "image": ""}', ["not a file name"]),
                  ('{"id": 1, "image": "pipe"}', ["pipe is a pipe"]),
                  ('{"id": 1, "image": "-"}', ["/- does not exist"]),
                  ('{"id": 1, "image": "/dev/zero"}', ["/dev/zero is a device"]),

@@ -82,7 +82,7 @@ class Shards(VlmRun):
         for told, index, count in cases:
             with self.subTest(told):
                 result = self.batch(told=told)
-                self.assertIn(f"shard {index}/{count} (of what started", result.stderr.decode())
+                self.assertIn(f"shard {index}/{count} (set by the launcher", result.stderr.decode())
                 self.assertEqual(self.answers(self.part(index, count)), whole[index - 1::count])
                 self.part(index, count).unlink()
                 self.batch("--shard", "1/1", told=told)

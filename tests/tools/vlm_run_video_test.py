@@ -89,16 +89,16 @@ class Videos(LongVideo):
         shutil.copytree(FRAMES, mixed)
         shutil.copy(PICTURE, mixed / "frame03.png")
         for arguments, status, words in (
-                (["--video", PICTURE], 1, ["a picture (PNG), not a video", "give it as an image"]),
+                (["--video", PICTURE], 1, ["an image (PNG), not a video", "give it as an image"]),
                 (["--video", self.folder / "gone.mp4"], 1, ["does not exist"]),
-                (["--video", empty], 1, ["without a file that is named like a picture"]),
+                (["--video", empty], 1, ["without image files"]),
                 (["--video", mixed], 1, ["a frame of another size", "frame 3"]),
                 (["--video", "-"], 2, ["standard input", "give the path"]),
                 (["--video", "https://a.org/b.mp4"], 1, ["is an address"]),
                 (["--video", ROOT / "README.md"], 1, ["video", "a folder of frames"]),
                 (["--image", DATA / "ffv1.mkv"], 1, ["a video (Matroska)", "give it as a video"]),
                 (["--image", FRAMES], 1, ["is a directory", f"--video {FRAMES}"]),
-                (["--image", PICTURE, "--frames", 4], 2, ["--frames is about videos", "--video"]),
+                (["--image", PICTURE, "--frames", 4], 2, ["--frames applies to videos", "--video"]),
                 (["--video", FRAMES, "--frames", 4, "--fps", 1], 2, ["give one of them"]),
                 (["--video", FRAMES, "--fps", 0], 2, ["--fps is 0"]),
                 (["--video", FRAMES, "--fps", "nan"], 2, ["--fps"]),
@@ -135,7 +135,7 @@ class Videos(LongVideo):
         if result.returncode == 0:
             self.assertIn(b"reordered.mp4: 12 of 12 frames, 10 a second, 24 x 16\n", result.stderr)
         else:
-            self.assert_refused(result, 1, ["made without FFmpeg", "tools/setup.sh --video"])
+            self.assert_refused(result, 1, ["this build has no FFmpeg", "tools/setup.sh --video"])
 
     def test_a_video_beyond_the_context_is_refused_before_a_frame_is_decoded(self):
         video = self.long_video()

@@ -44,7 +44,7 @@ TEST(NoFfmpegVideo, SaysHowToGetIt) {
   if (reads_video_files()) GTEST_SKIP() << "a build with FFmpeg";
   for (const char* name : {"reordered.mp4", "raw.avi", "sampling.txt"}) {
     EXPECT_THAT(video_error(ErrorCode::kUnsupported, video_data() / name),
-                AllOf(StartsWith("video "), HasSubstr(name), HasSubstr("made without FFmpeg"),
+                AllOf(StartsWith("video "), HasSubstr(name), HasSubstr("this build has no FFmpeg"),
                       HasSubstr("tools/setup.sh --video"), HasSubstr("a folder of frames")));
   }
 }
@@ -199,7 +199,7 @@ TEST_F(FfmpegVideo, NothingElseIsOpened) {
                   "v=0\no=- 0 0 IN IP4 127.0.0.1\nc=IN IP4 127.0.0.1\nm=video 5004 RTP/AVP 96\n"s},
         std::pair{"a.txt", "only text\n"s}}) {
     EXPECT_THAT(video_error(ErrorCode::kUnsupported, folder.file(name, content)),
-                AllOf(HasSubstr(name), HasSubstr("is no video that FFmpeg")));
+                AllOf(HasSubstr(name), HasSubstr("is not a video that the FFmpeg")));
   }
 }
 

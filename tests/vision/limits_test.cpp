@@ -206,7 +206,7 @@ TEST(ImageLimits, AFileIsReadOnlyIfItBeginsLikeAPicture) {
   const auto huge = folder.file("huge.png");
   std::filesystem::resize_file(huge, size_t{1} << 40);
   EXPECT_EXIT(with_little_memory(600 * kMiB, [&] { load_image(sparse); }),
-              ::testing::ExitedWithCode(0), "sparse.png is no image that is known");
+              ::testing::ExitedWithCode(0), "sparse.png is not in a known image format");
   for (const auto& path : {begun, huge}) {
     EXPECT_EXIT(with_little_memory(64 * kMiB, [&] { load_image(path); }),
                 ::testing::ExitedWithCode(0), "longer than 1 GiB");
@@ -237,7 +237,7 @@ TEST(ImageLimits, StandardInputIsReadOnRequest) {
   });
   with_input("/dev/zero", [] {
     EXPECT_THAT(error_of(ErrorCode::kCorruptFile, [] { load_image("-"); }),
-                HasSubstr("image standard input is no image that is known"));
+                HasSubstr("image standard input is not in a known image format"));
   });
 }
 

@@ -147,7 +147,7 @@ TEST(WritePatches, SaysWhatDoesNotFit) {
   frames = {picture("noise", 28, 28)};
   Tensor few(DType::kU8, {3, 1176});
   EXPECT_THAT(error_of(ErrorCode::kInvalidArgument, [&] { write_patches(few, frames, layout); }),
-              HasSubstr("have shape (4, 1176) in bytes on the CPU, found room for (3, 1176)"));
+              HasSubstr("have shape (4, 1176) in bytes on the CPU, found space for (3, 1176)"));
   frames = {picture("noise", 42, 28)};
   EXPECT_THAT(error_of(ErrorCode::kInvalidArgument, [&] { write_patches(rows, frames, layout); }),
               HasSubstr("1 x 3 x 2 patches cannot be merged"));

@@ -450,8 +450,9 @@ std::vector<Case> cases_named(std::string_view text, int head_dim) {
     known += fmt::format("{}\"{}\"", known.empty() ? "" : ", ", c.name);
   }
   if (named.empty()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--only \"{}\" is in no format's name; they are {}", text, known));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("--only \"{}\" matches no format's name; the formats are {}", text, known));
   }
   return named;
 }
@@ -464,8 +465,8 @@ int run_kernels(const KernelsOptions& options) {
   Stream stream(pool, device);
   if (device.kind == DeviceKind::kCuda && options.rows <= PackedStep::kFullRows) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--rows {0} packs nothing on a GPU, where the last {0} rows of a KV "
-                            "head are full; use {1} or more",
+                fmt::format("--rows {0} leaves nothing packed on a GPU, where the last {0} tokens "
+                            "of a KV head are unquantized; use {1} or more",
                             options.rows, 2 * PackedStep::kFullRows));
   }
   const std::vector<Case> wanted_cases = cases_named(options.only, options.head_dim);
@@ -493,12 +494,12 @@ int run_kernels(const KernelsOptions& options) {
   }
   if (!options.json) {
     fmt::print(
-        "{}: {} sequences, {} rows, {} kv_heads of {} channels, {} threads, {} repetitions\n",
+        "{}: {} sequences of {} tokens, {} KV heads of {} channels, {} threads, {} repetitions\n",
         device_name(device), options.batch, options.rows, kHeadsPerSequence, options.head_dim,
         pool.threads(), options.repeats);
-    if (roof > 0) fmt::print("a copy moves {:.0f} GB/s\n", 1e-9 * roof);
+    if (roof > 0) fmt::print("memory copy: {:.0f} GB/s\n", 1e-9 * roof);
     fmt::print("{:<22} {:>8} {:>28} {:>8} {:>28} {:>8}\n", "format", "q_per_kv",
-               "packed, ns a row (min, max)", "GB/s", "f16 rows, ns a row (min, max)", "faster");
+               "packed, ns a token (min, max)", "GB/s", "f16, ns a token (min, max)", "faster");
   }
   for (const Case& c : wanted_cases) {
     PackedStep packed(c.keys, c.values, packed_layers, heads_count, options.rows, stream);

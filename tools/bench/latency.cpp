@@ -225,8 +225,8 @@ Spread scaled(const Samples& samples, const Figure& figure) {
 void print_table(const std::string& spec, const Samples& samples, Session& session,
                  const LatencyOptions& options) {
   fmt::print(
-      "{} on {}, {} threads, --kv {}: {:.2f} stored bits, {} of cache, KV {:.1f} % of the "
-      "bytes of a step\n{} prompt tokens, {} decode steps, {} repeats; median (min to max)\n",
+      "{} on {}, {} threads, --kv {}: {:.2f} stored bits, cache of {}, KV {:.1f} % of the bytes of "
+      "a step\n{} prompt tokens, {} decode steps, {} repeats; median (min to max)\n",
       session.model().name(), device_name(session.device()), session.threads(), spec,
       samples.cache.stored_bits, human_bytes(samples.cache.bytes), samples.kv_share,
       options.prompt_tokens, options.tokens, options.repeats);
@@ -237,8 +237,8 @@ void print_table(const std::string& spec, const Samples& samples, Session& sessi
   }
   if (spread_of(samples.decode_share).median > 100) {
     fmt::print(
-        "  beyond the roof: what a step reads stays in the processor's cache, which is faster\n"
-        "  than the memory that memory_roof measures\n");
+        "  above the roof: a step reads from the processor's cache, which is faster\n  than the "
+        "memory that memory_roof measures\n");
   }
 }
 
@@ -275,8 +275,7 @@ int run_latency(const LatencyOptions& options) {
   if (options.prompt_tokens + options.tokens > context) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("--prompt-tokens {} and --tokens {} exceed the context of {} tokens; ask "
-                    "for fewer",
+        fmt::format("--prompt-tokens {} and --tokens {} exceed the context of {} tokens; use fewer",
                     options.prompt_tokens, options.tokens, context));
   }
   TerminalWatch timed(/*quiet=*/true);  // drawing is no part of what is measured

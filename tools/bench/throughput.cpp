@@ -348,8 +348,8 @@ std::vector<Row> ThroughputBench::run(const std::string& text) {
       if (budget.kind == Budget::Kind::kDevice && row.batch == largest &&
           row.used_bytes > budget.size) {
         row.error = fmt::format(
-            "{}: a batch of {} made the device use {} bytes, more than was foreseen; "
-            "give {} by --batch instead",
+            "{}: a batch of {} used {} bytes of the device, more than planned for; give {} by "
+            "--batch instead",
             row.budget, row.batch, row.used_bytes, row.batch - 1);
       }
     } catch (const Error& error) {
@@ -364,9 +364,9 @@ std::vector<Row> ThroughputBench::run(const std::string& text) {
 
 void print_table_head(const ThroughputOptions& options, Session& session) {
   fmt::print(
-      "{} on {}, {} threads: {} of weights; prompts of {} visual and {} text rows (random keys and "
-      "values)\n{} warm-up and {} timed steps a row; median (min to max); copy: measured memory "
-      "bandwidth\n",
+      "{} on {}, {} threads: {} of weights; prompts of {} visual and {} text tokens (random keys "
+      "and values)\n{} warm-up and {} timed steps a row; median (min to max); copy: measured "
+      "memory bandwidth\n",
       session.model().name(), device_name(session.device()), session.threads(),
       human_bytes(session.model().weight_bytes()), options.prompt_tokens, options.text_tokens,
       kWarmUpSteps, options.tokens * options.repeats);
@@ -465,9 +465,9 @@ int run_throughput(const ThroughputOptions& asked) {
   std::vector<std::string> specs;
   for (const std::string& text : options.specs) specs.push_back(canonical(read_spec(text)));
   if (!options.memory.empty() && parse_device(options.session.device).kind == DeviceKind::kCpu) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        "--memory counts what a GPU says is in use; on the CPU give --kv-memory or --batch");
+    throw Error(ErrorCode::kInvalidArgument,
+                "--memory counts the memory that a GPU reports as used; on the CPU give "
+                "--kv-memory or --batch");
   }
   SessionOptions session_options = options.session;
   for (const Budget& budget : budgets) {

@@ -68,8 +68,8 @@ std::vector<PlannedRow> planned(const std::string& text, const std::vector<Budge
 void print_table(const std::vector<PlannedRow>& rows, const ThroughputOptions& options,
                  const SequenceSize& size) {
   fmt::print(
-      "{}: cache of prompts of {} visual and {} text rows, {} rows after the last step\n"
-      "reserved: batch x sequence, and staging once, while a prompt is read\n",
+      "{}: cache of prompts of {} visual and {} text tokens, {} tokens after the last "
+      "step\nreserved: batch x sequence, plus staging once, during a prefill\n",
       options.session.model, options.prompt_tokens, options.text_tokens, size.max_rows);
   size_t width = 4;
   for (const PlannedRow& row : rows) width = std::max(width, row.spec.size());
@@ -124,8 +124,7 @@ std::vector<Budget> parse_budgets(const ThroughputOptions& options) {
                     (options.batches.empty() ? 0 : 1);
   if (kinds > 1) {
     refuse(
-        "vlm-bench throughput was given several of --kv-memory, --memory and --batch; give one of "
-        "them");
+        "vlm-bench throughput got several of --kv-memory, --memory and --batch; give one of them");
   }
   if (kinds == 0) return {{Budget::Kind::kBatch, "8", 8}};
   std::vector<Budget> budgets;
@@ -161,8 +160,8 @@ void check_context(const ThroughputOptions& options, int context) {
   const int rows = sequence_size(options).max_rows;
   if (rows <= context) return;
   refuse(
-      fmt::format("--prompt-tokens {}, --text-tokens {} and {} + {} x {} steps make {} rows, "
-                  "more than the context of {}; ask for fewer",
+      fmt::format("--prompt-tokens {}, --text-tokens {} and {} + {} x {} steps make {} tokens, "
+                  "more than the context of {}; use fewer",
                   options.prompt_tokens, options.text_tokens, kWarmUpSteps, options.tokens,
                   options.repeats, rows, context));
 }
@@ -176,16 +175,15 @@ int batch_of(const Budget& budget, int rows, const Reservation& each, size_t wei
   if (budget.kind == Budget::Kind::kDevice) {
     taken += weight_bytes + workspaces.fixed;
     per_sequence += workspaces.per_sequence;
-    beside = fmt::format(" beside {} of weights and {} of workspaces", human_bytes(weight_bytes),
+    beside = fmt::format(" with {} of weights and {} of workspaces", human_bytes(weight_bytes),
                          human_bytes(workspaces.fixed));
   }
   if (budget.size < taken + per_sequence) {
-    throw Error(
-        ErrorCode::kOutOfMemory,
-        fmt::format("{} does not hold one sequence of {} rows{}: it takes {}, and {} more while "
-                    "its prompt is read; give more memory or a shorter prompt",
-                    budget.text, rows, beside, human_bytes(per_sequence),
-                    human_bytes(each.staging)));
+    throw Error(ErrorCode::kOutOfMemory,
+                fmt::format("{} does not hold one sequence of {} tokens{}: it takes {}, and {} "
+                            "more during its prefill; give more memory or a shorter prompt",
+                            budget.text, rows, beside, human_bytes(per_sequence),
+                            human_bytes(each.staging)));
   }
   return static_cast<int>(std::min<size_t>((budget.size - taken) / per_sequence, INT32_MAX));
 }

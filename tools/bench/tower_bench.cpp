@@ -168,7 +168,7 @@ class Bench {
       const VisualPatches* pictures[] = {&picture};
       time("InternViT-300M, 13 tiles", 24 * 391e9, 0, 1,
            [&] { tower->encode(pictures, stream_, {}); });
-      time("InternViT-300M, 13 tiles, 4 pictures in turn", 24 * 391e9, 0, 4,
+      time("InternViT-300M, 13 tiles, 4 images in turn", 24 * 391e9, 0, 4,
            [&] { tower->encode(pictures, stream_, {}); });
     }
     QwenVitConfig config;

@@ -47,10 +47,11 @@ PictureSize parse_size(const std::string& text) {
   const auto height = side_of(text.substr(0, cross));
   const auto width = cross == std::string::npos ? std::nullopt : side_of(text.substr(cross + 1));
   if (!height || !width) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--size {} is no size of a picture; write HEIGHTxWIDTH in pixels, for "
-                            "example 960x1280",
-                            printable(text)));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format(
+            "--size {} is not an image size; write HEIGHTxWIDTH in pixels, for example 960x1280",
+            printable(text)));
   }
   return {*height, *width};
 }
@@ -146,7 +147,7 @@ constexpr Figure kFigures[] = {
     {"prepare", "ms", &Samples::prepare_ms},
     {"ready", "pictures/s", &Samples::ready_per_s},
     {"encode", "ms", &Samples::encode_ms},
-    {"pictures", "pictures/s", &Samples::pictures_per_s},
+    {"pictures", "images/s", &Samples::pictures_per_s},
     {"visual_tokens", "tokens/s", &Samples::tokens_per_s},
 };
 
@@ -174,7 +175,7 @@ nlohmann::ordered_json to_json(const Image& image, const Samples& samples,
 void print_table(const Image& image, const Samples& samples, const VisionOptions& options,
                  Session& session) {
   fmt::print(
-      "{} on {} in {}, {} threads: {} x {} pixels, {} tokens a picture, {} together, {} repeats; "
+      "{} on {} in {}, {} threads: {} x {} pixels, {} tokens an image, {} together, {} repeats; "
       "median (min to max)\n",
       session.model().name(), device_name(session.device()), dtype_name(session.model().dtype()),
       session.threads(), image.height, image.width, samples.tokens, options.batch,

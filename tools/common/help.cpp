@@ -92,7 +92,7 @@ std::optional<int> parse_subcommand(CLI::App& app, int argc, char** argv) {
   const auto commands = subcommands_of(app);
   const auto is_given = [&](const CLI::App* command) { return command->check_name(argv[1]); };
   if (argv[1][0] != '-' && std::none_of(commands.begin(), commands.end(), is_given)) {
-    refuse(fmt::format("\"{}\" is no subcommand of {}; give {}", printable(argv[1]), name,
+    refuse(fmt::format("\"{}\" is not a subcommand of {}; give {}", printable(argv[1]), name,
                        names_of_subcommands(app)));
   }
   app.require_subcommand(1);

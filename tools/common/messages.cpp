@@ -12,7 +12,7 @@ void vprint_message(fmt::string_view format, fmt::format_args arguments) noexcep
     std::fwrite(text.data(), 1, text.size(), stderr);
     std::fflush(stderr);
   } catch (const std::exception&) {  // no memory for a message
-    std::fputs("kvlm: a message found no memory\n", stderr);
+    std::fputs("kvlm: out of memory while writing a message\n", stderr);
   }
 }
 

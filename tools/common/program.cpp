@@ -186,7 +186,7 @@ void run_script(const std::string& script, const std::vector<std::string>& argum
   if (status == 0) waitpid(child, &status, 0);
   if (status != 0) {
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("python3 {} ended with status {}; see what it says above", path,
+                fmt::format("python3 {} ended with status {}; see its message above", path,
                             WIFEXITED(status) ? WEXITSTATUS(status) : status));
   }
 }

@@ -50,7 +50,7 @@ void require_memory(const Demand& demand, size_t total) {
   if (fits(demand, total)) return;
   throw Error(
       ErrorCode::kOutOfMemory,
-      fmt::format("{} does not fit in memory: {}, and there are {} in all; use a smaller {}",
+      fmt::format("{} does not fit in memory: {}, but there are {} in all; use a smaller {}",
                   demand.model, figures(demand), human_bytes(total), what_is_large(demand)));
 }
 

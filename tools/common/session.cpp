@@ -69,9 +69,10 @@ LoadOptions load_options(const SessionOptions& options) {
   load.min_pixels = pixels("--min-pixels", options.min_pixels);
   load.max_pixels = pixels("--max-pixels", options.max_pixels);
   if (load.min_pixels && load.max_pixels && *load.min_pixels > *load.max_pixels) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--min-pixels is {} and --max-pixels {}; expected the least first",
-                            *load.min_pixels, *load.max_pixels));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("--min-pixels is {} and --max-pixels {}; expected the smaller number first",
+                    *load.min_pixels, *load.max_pixels));
   }
   return load;
 }

@@ -10,17 +10,18 @@ namespace kvlm {
 
 void add_size_options(CLI::App& app, SessionOptions& options) {
   app.add_option("--tiles", options.max_tiles,
-                 "Tiles that a picture is cut into at most, without its thumbnail (InternVL)");
+                 "Most tiles that an image is cut into, without its thumbnail (InternVL)");
   app.add_option("--min-pixels", options.min_pixels,
-                 "Pixels that a smaller picture is enlarged to (Qwen-VL)");
+                 "Smaller images are enlarged to this many pixels (Qwen-VL)");
   app.add_option("--max-pixels", options.max_pixels,
-                 "Pixels that a larger picture is reduced to (Qwen-VL)");
+                 "Larger images are reduced to this many pixels (Qwen-VL)");
 }
 
 void add_sampling_options(CLI::App& app, SamplingRequest& sampling) {
-  app.add_option("--fps", sampling.fps, "Frames a second that are taken of a video");
-  app.add_option("--frames", sampling.frames,
-                 "Frames to take of a video, repeated if it has fewer; default: the family's");
+  app.add_option("--fps", sampling.fps, "Frames sampled from a video, per second");
+  app.add_option(
+      "--frames", sampling.frames,
+      "Frames sampled from a video, repeated if it has fewer; default: as the family does");
 }
 
 void check_sampling(const SamplingRequest& sampling) {
@@ -29,7 +30,7 @@ void check_sampling(const SamplingRequest& sampling) {
     throw Error(ErrorCode::kInvalidArgument, text);
   };
   if (sampling.fps && sampling.frames) {
-    refuse("--fps and --frames both say how many frames of a video are taken; give one of them");
+    refuse("--fps and --frames both set the frames of a video; give one of them");
   }
   if (sampling.fps && !(std::isfinite(*sampling.fps) && *sampling.fps > 0)) {
     refuse(fmt::format("--fps is {}; expected a rate above 0, such as 2 or 0.5", *sampling.fps));

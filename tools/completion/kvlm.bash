@@ -48,6 +48,7 @@ __kvlm() {
     --dtype) __kvlm_words auto f32 f16 bf16 ;;
     --image-backend) __kvlm_words auto torchvision pil ;;
     --image-aspect) __kvlm_words auto crop pad anyres ;;
+    --markdown) __kvlm_words overview options ;;
     --policy) __kvlm_words prefixkv calibquant head_quantile xquant ;;
     -m | --model)
       __kvlm_files

@@ -122,8 +122,8 @@ SequenceId AttentionProbe::open(const SequenceSize& size, const std::string& who
 
 SequenceId AttentionProbe::fork(SequenceId, int, const std::string& who, Stream&) {
   throw Error(ErrorCode::kUnsupported,
-              fmt::format("{} would go on from another sequence, and errors of attention are a "
-                          "sequence's own from its first row on; feed it all of its rows",
+              fmt::format("{} continues another sequence, but attention errors are measured from a "
+                          "sequence's first token on; feed it from the start",
                           who));
 }
 

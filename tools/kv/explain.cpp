@@ -41,7 +41,7 @@ constexpr std::array kColumns = {
     Column{"key_scales", "key scales", &PartBytes::key_scales},
     Column{"value_codes", "value codes", &PartBytes::value_codes},
     Column{"value_scales", "value scales", &PartBytes::value_scales},
-    Column{"full_rows", "full rows", &PartBytes::full_rows},
+    Column{"full_rows", "unquantized", &PartBytes::full_rows},
     Column{"masks", "masks", &PartBytes::masks},
     Column{"weights", "weight sums", &PartBytes::weights},
 };
@@ -106,10 +106,13 @@ void print_table(const ExplainOptions& options, const CacheSpec& spec, const Cac
              shape.kv_heads, shape.head_dim, grouped(total),
              100 * static_cast<double>(total) / static_cast<double>(made.f16_bytes),
              grouped(made.f16_bytes));
-  fmt::print("{:.3f} stored bits an element of the prompt ({:.3f} nominal), {:.1f} slots a layer\n",
-             made.stored_bits, made.nominal_bits, made.slots);
+  fmt::print(
+      "{:.3f} stored bits per element of the prompt ({:.3f} nominal), {:.1f} tokens per layer\n",
+      made.stored_bits, made.nominal_bits, made.slots);
   if (made.even_attention) {
-    fmt::print("slots as if every token were attended alike; a prompt's own attention decides\n");
+    fmt::print(
+        "token counts assume that all tokens get equal attention; with a real prompt they depend "
+        "on its attention\n");
   }
 
   std::vector<const Column*> columns;  // of what there is
@@ -123,7 +126,7 @@ void print_table(const ExplainOptions& options, const CacheSpec& spec, const Cac
                100 * static_cast<double>(bytes) / static_cast<double>(total));
   }
 
-  fmt::print("\n{:<12} {:>7} {:>14}", "each layer", "slots", "bytes");
+  fmt::print("\n{:<12} {:>7} {:>14}", "each layer", "tokens", "bytes");
   for (const Column* column : columns) fmt::print(" {:>13}", column->name);
   fmt::print("\n");
   for (size_t first = 0; first < made.layers.size();) {
@@ -169,16 +172,18 @@ std::function<int()> add_explain(CLI::App& app) {
   constexpr int kMaxTokens = 1 << 24;
   const auto options = std::make_shared<ExplainOptions>();
   app.add_option("SPEC", options->spec, "Cache policy, or @FILE.json")->required();
-  app.add_option("-m,--model", options->model, "As vlm-run's -m; no weights are read")
+  app.add_option("-m,--model", options->model, "As vlm-run's -m; reads no weights")
       ->capture_default_str();
   app.add_option("--tokens", options->prompt.tokens, "Tokens of the prompt")
       ->required()
       ->check(CLI::Range(1, kMaxTokens));
-  app.add_option("--visual", options->prompt.visual, "Visual tokens among them")
+  app.add_option("--visual", options->prompt.visual,
+                 "Visual tokens of the prompt, part of --tokens")
       ->check(CLI::Range(0, kMaxTokens))
       ->capture_default_str();
-  app.add_option("--kv-profile", options->profile, "What vlm-kv profile measured on the model");
-  app.add_flag("--json", options->json, "One JSON object");
+  app.add_option("--kv-profile", options->profile,
+                 "File that vlm-kv profile measured on this model");
+  app.add_flag("--json", options->json, "Print one JSON object");
   return [options] { return run_explain(*options); };
 }
 

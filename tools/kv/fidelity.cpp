@@ -130,6 +130,13 @@ std::string text_of(const nlohmann::ordered_json& json) {
 }
 
 void print_table(const std::vector<Fidelity>& results) {
+  fmt::print(
+      "Against an f16 cache, on the same teacher-forced tokens.\n"
+      "KL mean, KL p99: divergence of the next token's distribution, in nats; mean and 99th\n"
+      "  percentile. top-1: steps with the same most likely token. ppl: perplexity.\n"
+      "stored, nominal: bits per element of keys and values; all bytes, codes only.\n"
+      "attention: relative error of the attention output; visual, text: the parts of this error\n"
+      "  from visual and text tokens.\n\n");
   size_t width = 4;
   for (const Fidelity& result : results) width = std::max(width, result.spec.size());
   fmt::print("{:<{}} {:>9} {:>9} {:>7} {:>8} {:>8} {:>7} {:>7} {:>9} {:>8} {:>8}\n", "spec", width,
@@ -229,37 +236,38 @@ std::function<int()> add_fidelity(CLI::App& app) {
   const auto options = std::make_shared<FidelityOptions>();
   options->session.device = "cpu";
   app.add_option("-m,--model", options->session.model, "As vlm-run's -m")->capture_default_str();
-  app.add_option("--kv", options->specs, "Cache policy, or @FILE; repeatable")->required();
+  app.add_option("--kv", options->specs, "Cache policy, or @FILE.json; repeatable")->required();
   app.add_option("--data", options->data,
-                 "JSON lines: id, image or images, video or videos, prompt, text")
+                 "JSON Lines file with id, image or images, video or videos, prompt, text")
       ->required();
-  app.add_option("--kv-profile", options->profile, "What vlm-kv profile measured");
-  app.add_option("-n,--max-tokens", options->max_tokens, "Forced tokens of a record at most")
+  app.add_option("--kv-profile", options->profile,
+                 "File that vlm-kv profile measured on this model");
+  app.add_option("-n,--max-tokens", options->max_tokens, "Most teacher-forced tokens of a record")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
-  app.add_option("--records", options->records, "First records of the data only; 0 is all")
+  app.add_option("--records", options->records, "Use only the first records of the data; 0: all")
       ->check(CLI::Range(0, kMostForcedRecords));
   add_sampling_options(app, options->sampling);
   add_size_options(app, options->session);
   app.add_option("--plot", options->plot, "Folder for plots (needs Python with matplotlib)");
   app.add_option("--device", options->session.device, "auto, cpu or cuda[:N]")
       ->capture_default_str();
-  app.add_option("-t,--threads", options->session.threads, "CPU threads; 0 is one per core");
+  app.add_option("-t,--threads", options->session.threads, "CPU threads; 0: one per core");
   app.add_option("--batch-size", options->batch_size,
-                 "Records forced together; each takes room in the cache of every --kv")
+                 "Records that are teacher-forced together; each needs cache memory for every --kv")
       ->check(CLI::Range(1, FidelityMeter::kMostTogether))
       ->capture_default_str();
-  app.add_option(
-         "--layer-records", options->layer_records,
-         "First records whose attention is looked at layer by layer, which takes longest; 0 "
-         "is none")
+  app.add_option("--layer-records", options->layer_records,
+                 "Measure the attention error of each layer, the slowest part, on the first "
+                 "records only; 0: none")
       ->check(CLI::Range(0, kMostForcedRecords))
       ->default_str("all");
-  CLI::Option* json = app.add_flag("--json", options->json, "One JSON object a spec");
+  CLI::Option* json = app.add_flag("--json", options->json, "Print one JSON object per spec");
   app.add_flag("--per-record", options->per_record,
-               "In it, every record's tokens, nll and nll_f16 (nats), KL and top-1")
+               "With --json: per record the tokens, NLL and f16 NLL (nats), KL and top-1 agreement")
       ->needs(json);
-  app.add_flag("--csv", options->csv, "Comma-separated values, a line a spec")->excludes("--json");
+  app.add_flag("--csv", options->csv, "Print comma-separated values, one line per spec")
+      ->excludes("--json");
   return [options] {
     catch_interrupts();
     return run_fidelity(*options);

@@ -95,7 +95,7 @@ std::vector<ForcedRecord> read_forced_records(const std::string& path, int most)
   });
   if (records.empty()) {
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("{} has no records; give JSON lines with id and image", name));
+                fmt::format("{} has no records; give JSON Lines with id and image", name));
   }
   return records;
 }
@@ -207,10 +207,9 @@ std::vector<Fidelity> FidelityMeter::run(const std::vector<ForcedRecord>& record
   }
   const bool compared = results.empty() || !results.front().kl.empty() || records.empty();
   if (!compared) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        "nothing was compared: every text has one token, and the first is exact under every "
-        "policy; give longer texts");
+    throw Error(ErrorCode::kInvalidArgument,
+                "nothing was compared: every text has one token, and the first is exact under "
+                "every policy; give longer texts");
   }
   return results;
 }

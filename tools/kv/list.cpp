@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kvcache/registry.h"
+#include "tools/common/help.h"
 #include "tools/common/program.h"
 #include "tools/kv/commands.h"
 
@@ -16,7 +17,7 @@ namespace kvlm {
 namespace {
 
 struct ListOptions {
-  bool markdown = false;
+  std::string markdown;
   bool json = false;
 };
 
@@ -50,28 +51,43 @@ void print_json() {
   fmt::print("{}\n", json.dump());
 }
 
+constexpr size_t kOptionColumns = 78;
+constexpr size_t kOptionIndent = 29;
+
 void print_option(const OptionInfo& option) {
-  fmt::print("    {:<24} {}", fmt::format("{}={}", option.key, option.standard), option.help);
-  if (!option.official.empty()) fmt::print("; official {}", option.official);
-  if (!option.paper.empty()) fmt::print("; paper {}", option.paper);
-  fmt::print(" ({})\n", legal_values(option));
+  std::string text(option.help);
+  if (!option.official.empty()) text += fmt::format("; official: {}", option.official);
+  if (!option.paper.empty()) text += fmt::format("; paper: {}", option.paper);
+  text += fmt::format(" ({})", legal_values(option));
+  fmt::print("    {:<24} {}\n", fmt::format("{}={}", option.key, option.standard),
+             wrapped(text, kOptionColumns - kOptionIndent, kOptionIndent));
+}
+
+void print_line(std::string_view name, const std::string& text) {
+  fmt::print("  {:<9} {}\n", name, wrapped(text, kOptionColumns - 12, 12));
 }
 
 void print_text() {
   for (const PolicyInfo* info : policies()) {
-    fmt::print("{} ({}; {})\n  stores {}\n  goes with {}\n", spec_name(*info),
-               kKinds[static_cast<size_t>(info->kind)], info->source, info->stores, info->composes);
+    fmt::print("{} ({})\n", spec_name(*info), kKinds[static_cast<size_t>(info->kind)]);
+    print_line(info->kind == PartKind::kRetention ? "keeps" : "stores", std::string(info->stores));
+    print_line("source", std::string(info->source) +
+                             (info->arxiv.empty() ? "" : fmt::format(", arXiv {}", info->arxiv)));
+    print_line("goes with", std::string(info->composes));
+    print_line("example", std::string(info->example));
     for (const OptionInfo& option : info->options) {
       if (option.key != "what") print_option(option);  // which the name says
     }
     fmt::print("\n");
   }
-  fmt::print("Every quantizer, unless said otherwise above, and every policy (profile):\n");
+  fmt::print("Options of every quantizer, unless listed above, and profile of every policy:\n");
   for (const OptionInfo* option : general_options()) print_option(*option);
   fmt::print(
-      "\nA spec joins parts by '+': at most one retention, a quantizer for each scope, one "
-      "sharing.\n"
-      "visual=NAME is short for NAME,scope=visual. See docs/policies.md.\n");
+      "\nAn option is shown with its default; official and paper are its values under\n"
+      "profile=official and profile=paper, where they differ. A spec joins parts by\n"
+      "'+': at most one retention rule, one quantizer for each scope and one sharing\n"
+      "part. visual=NAME is short for NAME,scope=visual. See docs/policies.md and\n"
+      "docs/policy-options.md.\n");
 }
 
 }  // namespace
@@ -91,11 +107,18 @@ std::vector<const OptionInfo*> general_options() {
 
 std::function<int()> add_list(CLI::App& app) {
   const auto options = std::make_shared<ListOptions>();
-  auto* markdown = app.add_flag("--markdown", options->markdown, "As docs/policies.md");
-  app.add_flag("--json", options->json, "One JSON object")->excludes(markdown);
-  return [options] {
-    if (options->markdown) {
-      fmt::print("{}", policies_markdown());
+  auto* markdown =
+      app.add_option("--markdown", options->markdown,
+                     "Print a page of the documentation: overview (docs/policies.md, the default) "
+                     "or options (docs/policy-options.md)")
+          ->type_name("PAGE")
+          ->expected(0, 1)
+          ->default_str("overview")
+          ->check(CLI::IsMember({"overview", "options"}));
+  app.add_flag("--json", options->json, "Print one JSON object")->excludes(markdown);
+  return [options, markdown] {
+    if (markdown->count() > 0) {
+      fmt::print("{}", options->markdown == "options" ? options_markdown() : policies_markdown());
     } else if (options->json) {
       print_json();
     } else {

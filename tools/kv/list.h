@@ -13,7 +13,10 @@ std::string spec_name(const PolicyInfo& info);
 /// What a quantizer takes beside options of its own.
 std::vector<const OptionInfo*> general_options();
 
-/// docs/policies.md.
+/// docs/policies.md: what a spec is, and an overview of the policies.
 std::string policies_markdown();
+
+/// docs/policy-options.md: every option.
+std::string options_markdown();
 
 }  // namespace kvlm

@@ -7,68 +7,85 @@
 #include "tools/kv/estimate.h"
 #include "tools/kv/list.h"
 
-// Prints docs/policies.md (`vlm-kv list --markdown`) from the tables of options and the byte
-// formulas, so that page, help and parser cannot differ.
+// Prints docs/policies.md (`vlm-kv list --markdown`) and docs/policy-options.md (`vlm-kv list
+// --markdown options`) from the tables of options and the byte formulas, so that page, help and
+// parser cannot differ.
 namespace kvlm {
 
 namespace {
 
 constexpr std::string_view kIntroduction = R"(# Cache policies
 
-What `--kv` takes. This page is printed by `vlm-kv list --markdown`; a test compares the two. `vlm-kv explain SPEC -m MODEL
---tokens N --visual M` says what a policy takes of a prompt, by part and layer.
+A cache policy decides which tokens the KV cache keeps and how it stores them. You choose it with `--kv SPEC`. This page has the
+spec language and an overview; [policy-options.md](policy-options.md) has every option, [formulas.md](formulas.md) the formulas.
+`vlm-kv list --markdown` prints this page, and a test compares the two.
 
-## A policy is a sentence
+`vlm-kv explain SPEC -m MODEL --tokens N --visual M` prints the memory of a policy by component and layer, without weights.
+
+## What a spec is
 
     SPEC  := PART ('+' PART)*            kivi,bits=2    calibquant,bits=1,tau=0:3    prefixkv,keep=0.5 + vidkv
     PART  := NAME (',' KEY=VALUE)*       visual=calibquant text=kivi    kivi + share=codes,from=0:16
 
-- **Parts**: at most one retention rule, one quantizer for each set of slots, one sharing part. Whatever the order of writing,
-  they act, and are printed, in the order of the pipeline: retain, merge, quantize, share.
-- **Scopes**: a quantizer packs all slots, or visual or text slots only (`scope=`). `visual=NAME text=NAME` is short for
-  `NAME,scope=visual + NAME,scope=text`. Slots that nothing packs are plain rows, 16-bit floats unless `bf16` or `f32` says otherwise.
-- **Layers**: a quantizer with `layers=0-1/30` serves these layers, one of the same scope without `layers` serves the others.
-- **Profiles**: `profile=official` takes the values of the published code, defects included, `profile=paper` those of the text;
-  an option that is written wins over the profile. What is found by a search on the model (PrefixKV's budgets, the paper's tau of
-  CalibQuant) comes from `--kv-profile FILE`, measured by `vlm-kv profile`, and is refused without.
-- **Fitted values**: alpha, tau and eta are stored by width; a policy uses what was fitted at its own width, else its default.
-- **Floor**: `random` is what a retention rule has to beat at equal bits; it has the options of `uniform`, and `seed=`.
-- **Canonical text**: printing a spec gives one spelling, and parsing that gives the same spec. Options are printed as written,
-  numbers as short as they are exact; a scope or profile that is the policy's usual one is not printed.
-- **Refusals**: an unknown name, key or value and an impossible combination are refused before any weight is read, with the
-  nearest legal spelling.
+- **Parts.** A spec has at most one retention rule (token eviction), one quantizer for each scope, and one sharing part. However
+  you write them, they apply in this order: retention, merging, quantization, sharing.
+- **Scope.** A quantizer packs all tokens, or only visual or text tokens (`scope=`). `visual=NAME text=NAME` is short for
+  `NAME,scope=visual + NAME,scope=text`. Tokens without a quantizer are stored as 16-bit floats, or as `bf16` or `f32` if named.
+- **Layers.** A quantizer with `layers=0-1/30` packs these layers. One of the same scope without `layers` packs the others.
+- **Profiles.** `profile=official` takes its defaults from the published code, defects included. `profile=paper` takes them from
+  the text of the paper. An option that you write wins over the profile.
+- **Calibrated values.** On a model, `vlm-kv profile` measures alpha, tau and eta for each bit width, and the budgets of
+  PrefixKV. `--kv-profile FILE` passes them to a run. A policy uses only the values of its own bit width, else its default.
+  Values that a paper finds by a search on the model have no default: a spec that needs them is refused without a profile.
+- **Baseline.** `random` is the rule that every other retention rule has to beat at equal size.
+- **Canonical text.** Programs print a spec in one spelling, which parses to the same spec. Options stay as written; a scope or
+  profile that is the policy's default is left out.
+- **Errors.** An unknown name, key or value, and parts that do not go together, are refused before weights are read. The message
+  has the nearest legal spelling.
 
-A spec file, `--kv @FILE.json`, says the same by layer:
+A spec file, `--kv @FILE.json`, sets quantizers by layer:
 
     {"default": "prefixkv,keep=0.5 + kivi,bits=2", "layers": {"0-1,30": "kivi,bits=4", "31": "f16"}}
 
-equals `prefixkv,keep=0.5 + kivi,bits=2 + kivi,bits=4,layers=0-1/30 + f16,layers=31`. Only quantizers differ by layer.
+This equals `prefixkv,keep=0.5 + kivi,bits=2 + kivi,bits=4,layers=0-1/30 + f16,layers=31`.
 
 ## Overview
 
-Bits are per element of all keys and values of the prompt, right after it, with each policy's default options. *Nominal* is the
-papers' own figure: codes only, of the slots that the policy packs. *Stored* counts every byte: codes, scales, zero points,
-masks and the rows that stay full. Prompt A: 624 tokens, 576 of them visual, on 32 layers with 32 kv_heads of 128 channels
-(LLaVA-1.5-7B). Prompt B: 4200 tokens, 4096 visual, on 28 layers with 4 kv_heads (Qwen2-VL-7B).
+Bits are per element of the keys and values of a prompt, right after prefill, under each policy's default options. *Nominal*
+bits are the figure of the papers: codes only, of packed tokens only. *Stored* bits count every byte: codes, scales, zero
+points, masks and unquantized tokens. Retention rules keep half of the tokens by default, so 16 bits become 8.
+
+- Prompt A: 624 tokens, 576 of them visual; 32 layers with 32 KV heads of 128 channels (LLaVA-1.5-7B).
+- Prompt B: 4200 tokens, 4096 of them visual; 28 layers with 4 KV heads of 128 channels (Qwen2-VL-7B).
 )";
 
 constexpr std::string_view kComposition = R"(
 ## What goes with what
 
-| retention | quantizers | sharing (`share=codes`, `xquant`) |
+| retention rule keeps | quantizers | sharing (`share=codes`, `xquant`) |
 |---|---|---|
-| none, or the same slots in all layers (`streaming`) | all | yes |
-| other slots in each layer | all | the two layers of a pair keep the same slots |
-| other slots in each kv_head | all | refused |
-| keys turned again (`rerotate`) | none: packed keys cannot be turned | refused |
+| all tokens, or the same tokens in all layers (`streaming`) | all | yes |
+| different tokens in each layer | all | the two layers of a pair keep the same tokens |
+| different tokens in each KV head | all | refused |
+| keys that it rotates again (`streaming,rerotate=on`) | none: packed keys cannot be rotated | refused |
 
-Merging happens before quantization, never into packed rows. `vidkv` shares values only (`from=off:0`), since its 2-bit channels
-differ by layer. A quantizer that packs pictures once (`calibquant`, `head_quantile`) and one that packs rows as they age cannot
-take turns by layer in one scope.
+- Merging (`prefixkv,merge=`, `elastic`) happens before quantization, never into packed tokens.
+- `vidkv` shares values only (`from=off:0`), since its 2-bit channels differ by layer.
+- `calibquant` and `head_quantile` pack images once, at the end of the prompt. The others pack tokens as they age. Within one
+  scope, a spec uses quantizers of one of these kinds in all layers.
 
 ## Adding a policy
 
 [add-a-policy.md](add-a-policy.md) names every file.
+)";
+
+constexpr std::string_view kOptionsIntroduction = R"(# Options of the cache policies
+
+Every option of every policy: `--kv NAME,KEY=VALUE`. [policies.md](policies.md) explains specs and gives an overview.
+`vlm-kv list --markdown options` prints this page, and a test compares the two.
+
+The columns *default*, *official* and *paper* are the values under `profile=default`, `profile=official` (the published code)
+and `profile=paper` (the text of the paper). An empty cell means: as default.
 )";
 
 /// A prompt that bits are given for.
@@ -120,14 +137,23 @@ std::string code(std::string_view value) {
   return value.empty() ? std::string() : fmt::format("`{}`", cell(value));
 }
 
-std::string overview(std::string_view title, const std::vector<const PolicyInfo*>& infos) {
+/// The source, with a link to its paper.
+std::string source(const PolicyInfo& info) {
+  if (info.arxiv.empty()) return cell(info.source);
+  return fmt::format("{} ([{}](https://arxiv.org/abs/{}))", cell(info.source), info.arxiv,
+                     info.arxiv);
+}
+
+std::string overview(std::string_view title, std::string_view verb,
+                     const std::vector<const PolicyInfo*>& infos) {
   std::string text = fmt::format(
-      "\n### {}\n\n| name | source | stores | nominal | stored A | stored B | goes with |\n"
-      "|---|---|---|---|---|---|---|\n",
-      title);
+      "\n### {}\n\n| name | {} | example | nominal | stored A | stored B | goes with | source |\n"
+      "|---|---|---|---|---|---|---|---|\n",
+      title, verb);
   for (const PolicyInfo* info : infos) {
-    text += fmt::format("| {} | {} | {} | {} | {} |\n", code(spec_name(*info)), cell(info->source),
-                        cell(info->stores), bits_columns(*info), cell(info->composes));
+    text +=
+        fmt::format("| {} | {} | {} | {} | {} | {} |\n", code(spec_name(*info)), cell(info->stores),
+                    code(info->example), bits_columns(*info), cell(info->composes), source(*info));
   }
   return text;
 }
@@ -147,40 +173,41 @@ std::string options(const PolicyInfo& info) {
     if (option.key != "what") rows += option_row(option);
   }
   if (rows.empty()) return {};
-  return fmt::format("\n### Options of `{}`\n\n{}{}", spec_name(info), kOptionsHead, rows);
+  return fmt::format("\n## `{}`\n\n{}{}", spec_name(info), kOptionsHead, rows);
 }
 
 /// Of parts of any name: what options_of() adds to the parts' own.
 std::string options_of_all() {
   std::string text = fmt::format(
-      "\n### Options of every quantizer, and `profile` of every policy\n\n"
-      "An empty cell means: as default.\n\n{}",
-      kOptionsHead);
+      "\n## Options of every quantizer, and `profile` of every policy\n\n{}", kOptionsHead);
   for (const OptionInfo* option : general_options()) text += option_row(*option);
   return text;
+}
+
+std::vector<const PolicyInfo*> policies_of(PartKind kind) {
+  std::vector<const PolicyInfo*> infos = policies();
+  std::erase_if(infos, [&](const PolicyInfo* info) { return info->kind != kind; });
+  return infos;
 }
 
 }  // namespace
 
 std::string policies_markdown() {
-  std::vector<const PolicyInfo*> quantizers;
-  std::vector<const PolicyInfo*> retentions;
-  std::vector<const PolicyInfo*> sharing;
-  for (const PolicyInfo* info : policies()) {
-    if (info->kind == PartKind::kQuantizer) quantizers.push_back(info);
-    if (info->kind == PartKind::kRetention) retentions.push_back(info);
-    if (info->kind == PartKind::kSharing) sharing.push_back(info);
-  }
   std::string text(kIntroduction);
-  text += overview("Quantizers and plain formats", quantizers);
-  if (!retentions.empty()) text += overview("Retention", retentions);
-  text += overview("Sharing", sharing);
-  text += "\n## Options\n";
-  text += options_of_all();
-  for (const auto& infos : {quantizers, retentions, sharing}) {
-    for (const PolicyInfo* info : infos) text += options(*info);
-  }
+  text += overview("Quantizers and plain formats", "stores", policies_of(PartKind::kQuantizer));
+  const std::vector<const PolicyInfo*> rules = policies_of(PartKind::kRetention);
+  if (!rules.empty()) text += overview("Retention rules (token eviction)", "keeps", rules);
+  text += overview("Sharing", "stores", policies_of(PartKind::kSharing));
   text += kComposition;
+  return text;
+}
+
+std::string options_markdown() {
+  std::string text(kOptionsIntroduction);
+  text += options_of_all();
+  for (const PartKind kind : {PartKind::kQuantizer, PartKind::kRetention, PartKind::kSharing}) {
+    for (const PolicyInfo* info : policies_of(kind)) text += options(*info);
+  }
   return text;
 }
 

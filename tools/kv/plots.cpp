@@ -19,7 +19,7 @@ Plots::Plots(std::string folder, std::string script)
   std::filesystem::create_directories(folder_, error);
   if (error || !std::filesystem::is_directory(folder_)) {
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("--plot {} cannot be made a folder: {}; give a folder that can",
+                fmt::format("--plot {} cannot be made a folder: {}; give a writable folder",
                             folder_, error ? error.message() : "it is a file"));
   }
   run_script(script_, {"--check", folder_});
@@ -33,7 +33,7 @@ void Plots::draw(const std::string& name, const std::string& lines) const {
   if (!file) {
     throw Error(
         ErrorCode::kCorruptFile,
-        fmt::format("--plot {}: {} cannot be written; give a folder that can", folder_, path));
+        fmt::format("--plot {}: {} cannot be written; give a writable folder", folder_, path));
   }
   run_script(script_, {path, folder_});
 }

@@ -265,7 +265,7 @@ void check_options(const ProfileOptions& options) {
   for (const std::string& policy : options.policies) {
     if (policy != "prefixkv" && least > widest(policy)) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("--policy {} has nothing to fit at {} bits; add --bits 1 or 2",
+                  fmt::format("--policy {} has nothing to calibrate at {} bits; add --bits 1 or 2",
                               policy, least));
     }
   }
@@ -305,7 +305,7 @@ int run_profile(const ProfileOptions& options) {
   if (options.json) {
     fmt::print("{}\n", profile_text(profile));
   } else {
-    fmt::print("wrote {}; give it to vlm-run --kv-profile\n", options.out);
+    fmt::print("wrote {}; pass it to vlm-run --kv-profile\n", options.out);
   }
   return 0;
 }
@@ -317,39 +317,38 @@ std::function<int()> add_profile(CLI::App& app) {
   options->session.device = "cpu";
   app.add_option("-m,--model", options->session.model, "As vlm-run's -m")->capture_default_str();
   app.add_option("--data", options->data,
-                 "JSON lines: id, image or images, video or videos, prompt, text")
+                 "JSON Lines file with id, image or images, video or videos, prompt, text")
       ->required();
   app.add_option(
          "--out", options->out,
-         "File for what was measured; a profile of this model that is there keeps its other "
-         "parts")
+         "File for the measured values; in an existing profile of this model other values are kept")
       ->required();
-  app.add_flag("--json", options->json, "The file's text on stdout too, instead of lines");
-  app.add_option("--policy", options->policies, "Only these; repeatable")
+  app.add_flag("--json", options->json, "Print the file on stdout too, instead of progress lines");
+  app.add_option("--policy", options->policies, "Calibrate only these policies; repeatable")
       ->check(CLI::IsMember({"prefixkv", "calibquant", "head_quantile", "xquant"}));
-  app.add_option("--keep", options->keep, "Share of tokens that PrefixKV keeps")
+  app.add_option("--keep", options->keep, "Fraction of tokens that PrefixKV keeps")
       ->check(CLI::Range(0.001, 1.0))
       ->capture_default_str();
   app.add_option("--bits", options->bits,
-                 "Widths to fit calibquant, head_quantile and xquant at; repeatable. A policy uses "
-                 "what was fitted at its own width only")
+                 "Bit widths at which calibquant, head_quantile and xquant are calibrated; "
+                 "repeatable. A policy uses the values of its own bit width only")
       ->check(CLI::Range(1, 8))
       ->capture_default_str();
-  app.add_option("--records", options->records, "First records of the data")
+  app.add_option("--records", options->records, "Use only the first records of the data")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   app.add_option("--batch-size", options->batch_size,
-                 "Records forced together; each takes room in the cache")
+                 "Records that are teacher-forced together; each needs cache memory")
       ->check(CLI::Range(1, FidelityMeter::kMostTogether))
       ->capture_default_str();
   add_sampling_options(app, options->sampling);
   add_size_options(app, options->session);
-  app.add_option("-n,--max-tokens", options->max_tokens, "Forced tokens of a record at most")
+  app.add_option("-n,--max-tokens", options->max_tokens, "Most teacher-forced tokens of a record")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
   app.add_option("--device", options->session.device, "auto, cpu or cuda[:N]")
       ->capture_default_str();
-  app.add_option("-t,--threads", options->session.threads, "CPU threads; 0 is one per core");
+  app.add_option("-t,--threads", options->session.threads, "CPU threads; 0: one per core");
   return [options] {
     catch_interrupts();
     return run_profile(*options);

@@ -123,12 +123,12 @@ std::string json_lines(const ValueSurvey& survey, const std::string& model, int 
 
 void print_table(const ValueSurvey& survey, const std::string& model, int records) {
   fmt::print(
-      "{}, {} prompts: ends of each layer's cache values, the widest and the narrowest range "
-      "of its KV heads, and how\nmany of its 2-bit codes (as kivi makes them) the next layer "
-      "has as well\n\n",
+      "{}, {} prompts: ends of each layer's cache values, the widest and the narrowest range of "
+      "its KV heads, and the share\nof its 2-bit codes (kivi) that equal those of the next layer, "
+      "measured and expected for random codes\n\n",
       model, records);
-  fmt::print("{:<6} {:<7} {:<7} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8}\n", "layer", "part", "rows",
-             "low", "high", "widest", "narrowest", "equal", "chance");
+  fmt::print("{:<6} {:<7} {:<7} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8}\n", "layer", "part", "tokens",
+             "low", "high", "widest", "narrowest", "equal", "random");
   for (int layer = 0; layer < survey.layers(); ++layer) {
     for (const auto& [side, part_name] : kSides) {
       for (const auto& [rows, rows_name] : kRows) {
@@ -185,19 +185,20 @@ std::function<int()> add_values(CLI::App& app) {
   options->session.device = "cpu";
   app.add_option("-m,--model", options->session.model, "As vlm-run's -m")->capture_default_str();
   app.add_option("--data", options->data,
-                 "JSON lines: id, image or images, video or videos, prompt")
+                 "JSON Lines file with id, image or images, video or videos, prompt")
       ->required();
-  app.add_option("--records", options->records, "First records of the data")
+  app.add_option("--records", options->records, "Use only the first records of the data")
       ->check(CLI::Range(1, kMostForcedRecords))
       ->capture_default_str();
   app.add_flag("--json", options->json,
-               "One JSON object a layer, part and kind of rows, with histograms of every KV head");
+               "Print one JSON object per layer, keys or values, and kind of tokens, with "
+               "histograms of every KV head");
   app.add_option("--plot", options->plot, "Folder for plots (needs Python with matplotlib)");
   add_sampling_options(app, options->sampling);
   add_size_options(app, options->session);
   app.add_option("--device", options->session.device, "auto, cpu or cuda[:N]")
       ->capture_default_str();
-  app.add_option("-t,--threads", options->session.threads, "CPU threads; 0 is one per core");
+  app.add_option("-t,--threads", options->session.threads, "CPU threads; 0: one per core");
   return [options] {
     catch_interrupts();
     return run_values(*options);

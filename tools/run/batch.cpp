@@ -45,8 +45,7 @@ constexpr int kMostPreparing = 16;
 constexpr size_t kMostAhead = 64;
 constexpr int64_t kMostPixelsAhead = int64_t{1} << 27;
 
-constexpr const char* kNoMemory =
-    "the machine has no memory for it; scale its pictures down or use a smaller batch";
+constexpr const char* kNoMemory = "out of memory; scale its images down or use a smaller batch";
 
 /// The exception being handled, as the error of one record. Passes on what ends the run: a device
 /// that is lost is lost for the records that follow, too.
@@ -148,7 +147,7 @@ class Batch {
     return request_rows(
         model, conversation(record), visual_texts(model, shapes, clips),
         options_.max_tokens.value_or(model.defaults().max_tokens), name_of(record),
-        cure_of_long_prompt(clips, "give the record fewer pictures or a shorter prompt"));
+        cure_of_long_prompt(clips, "give the record fewer images or a shorter prompt"));
   }
 
   std::vector<OpenClip> choose_clips(const Record& record) {
@@ -246,7 +245,8 @@ class Batch {
     said_short_ = true;
     progress_.clear();
     print_message(
-        "batch: there is no memory to prepare several records at once; from here on it is one\n");
+        "batch: out of memory to prepare several records at once; preparing one at a time from "
+        "here on\n");
   }
 
   void hint_about(const Record& record) {
@@ -301,7 +301,7 @@ class Batch {
 
   static std::string name_of(const Record& record) {
     if (!record.id.is_null()) return fmt::format("record {}", printable(record.id.dump()));
-    return fmt::format("{} {}", record.listed ? "picture" : "line", record.line);
+    return fmt::format("{} {}", record.listed ? "image" : "line", record.line);
   }
 
   void write_error(const Record& record, const std::string& message) {
@@ -371,7 +371,9 @@ void take_part(std::vector<Record>& records, const RunOptions& options) {
   records = std::move(part);
   if (options.quiet) return;
   print_message("batch: shard {}/{}{}: {} of {} records, into {}\n", shard.index, shard.count,
-                options.shard_told ? " (of what started this process; --shard 1/1 is all)" : "",
+                options.shard_told
+                    ? " (set by the launcher of this process; --shard 1/1 turns sharding off)"
+                    : "",
                 records.size(), all, printable(shard_path(options.batch_out, shard)));
 }
 
@@ -384,7 +386,7 @@ std::function<int(Session&)> prepare_batch(const RunOptions& options) {
       std::ranges::all_of(records, &std::vector<std::string>::empty, &Record::videos)) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("{} is about videos, and no record of {} has one; drop it",
+        fmt::format("{} applies to videos, and no record of {} has one; drop it",
                     options.sampling.fps ? "--fps" : "--frames", printable(options.batch_in)));
   }
   if (records.empty() && !options.quiet) {
@@ -398,14 +400,15 @@ std::function<int(Session&)> prepare_batch(const RunOptions& options) {
   std::erase_if(records, [&](const Record& record) { return output->has(record); });
   if (!options.quiet) {
     const std::string name = printable(path);
-    if (output->repaired()) print_message("batch: cut off a torn last line of {}\n", name);
+    if (output->repaired()) print_message("batch: removed an incomplete last line of {}\n", name);
     if (records.size() < all) {
       print_message("batch: {} of {} records are in {} already{}\n", all - records.size(), all,
                     name, records.empty() ? "; nothing is left to do" : "");
     }
     if (output->unsettled() > 0) {
-      print_message("batch: {} answer{} in {} do not say with which flags; taken as of these\n",
-                    output->unsettled(), output->unsettled() == 1 ? "" : "s", name);
+      print_message(
+          "batch: {} answer{} in {} do not record their flags; assumed to be the current ones\n",
+          output->unsettled(), output->unsettled() == 1 ? "" : "s", name);
     }
   }
   if (records.empty()) {

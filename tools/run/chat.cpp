@@ -98,7 +98,7 @@ class Chat {
     }
     const GenerationResult result = generator_.result(key_);
     if (result.tokens.empty()) {  // given up before its first word: as if never asked
-      if (!options_.quiet) print_message("(stopped; the question is left out)\n");
+      if (!options_.quiet) print_message("(stopped; the question is dropped)\n");
       return;
     }
     std::fputc('\n', stdout);
@@ -130,8 +130,8 @@ class Chat {
     hint_.see(path);
     ++fresh_images_;
     if (options_.quiet) return;
-    print_message("picture {}: {}, {} x {}\n", images_.size(), printable(path),
-                  images_.back().width, images_.back().height);
+    print_message("image {}: {}, {} x {}\n", images_.size(), printable(path), images_.back().width,
+                  images_.back().height);
   }
 
   /// Its frames are decoded once it is known that the conversation holds them.
@@ -160,10 +160,10 @@ class Chat {
     const auto some = [](size_t count, const char* noun) {
       return count == 0 ? std::string() : fmt::format("{}{}", noun, count == 1 ? "" : "s");
     };
-    const std::string pictures = some(fresh_images_, "picture");
+    const std::string pictures = some(fresh_images_, "image");
     const std::string videos = some(fresh_clips_, "video");
     if (fresh_images_ + fresh_clips_ > 0) {
-      print_message("vlm-run: the {}{}{} given since the last answer {} left out\n", pictures,
+      print_message("vlm-run: the {}{}{} given since the last answer {} dropped\n", pictures,
                     pictures.empty() || videos.empty() ? "" : " and ", videos,
                     fresh_images_ + fresh_clips_ == 1 ? "is" : "are");
     }
@@ -243,7 +243,7 @@ int converse(Chat& chat, const RunOptions& options) {
         std::fflush(stdout);
         if (once || !forget_interrupts()) return kExitInterrupted;
         once = true;
-        if (!options.quiet) print_message("(Ctrl+C again, Ctrl+D or /quit leaves)\n");
+        if (!options.quiet) print_message("(Ctrl+C again, Ctrl+D or /quit ends the chat)\n");
         break;
       case LineEditor::End::kLine:
         once = false;

@@ -29,12 +29,11 @@ struct Command {
 };
 
 constexpr std::array kCommands = {
-    Command{"/image", ChatLine::Kind::kImage,
-            "/image needs the FILE of a picture; for example /image cat.png, and Tab completes its "
-            "name"},
+    Command{
+        "/image", ChatLine::Kind::kImage,
+        "/image needs the FILE of an image, for example /image cat.png; Tab completes its name"},
     Command{"/video", ChatLine::Kind::kVideo,
-            "/video needs the FILE of a video; for example /video cat.mp4, and Tab completes its "
-            "name"},
+            "/video needs the FILE of a video, for example /video cat.mp4; Tab completes its name"},
     Command{"/clear", ChatLine::Kind::kClear}, Command{"/quit", ChatLine::Kind::kQuit},
     Command{"/exit", ChatLine::Kind::kQuit}};
 
@@ -155,9 +154,9 @@ ChatLine parse_chat_line(std::string_view line) {
     return {command->kind, read_path(rest)};
   }
   if (!rest.empty()) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{} takes nothing, found \"{}\"; write {} alone", name, printable(rest), name));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} takes no argument, found \"{}\"; write {} alone", name,
+                            printable(rest), name));
   }
   return {command->kind, {}};
 }

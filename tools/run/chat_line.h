@@ -14,7 +14,7 @@ struct ChatLine {
 };
 
 inline constexpr std::string_view kChatHelp =
-    "/image FILE adds a picture, /video FILE a video, /clear starts over, /quit ends";
+    "/image FILE adds an image, /video FILE a video, /clear starts over, /quit ends";
 
 /// Reads a line. A path may be in quotes, have its blanks behind backslashes or as they are, and
 /// start with ~/. Throws Error{kInvalidArgument} with the nearest command for one that is unknown,

@@ -47,18 +47,17 @@ std::string path_of_name(const std::string& name, std::string_view kind) {
   std::string path = name;
   const std::string start = lower(name.substr(0, 8));
   if (start.starts_with("http:") || start.starts_with("https:") || start.starts_with("ftp:")) {
-    refuse_name(
-        ErrorCode::kUnsupported, kind, name,
-        "is an address, and nothing is fetched from a network; download it and give the file");
+    refuse_name(ErrorCode::kUnsupported, kind, name,
+                "is a URL, and nothing is downloaded; download it and give the file");
   }
   if (start.starts_with("data:")) {
     refuse_name(ErrorCode::kUnsupported, kind, name,
-                "is a data URI, which is not read; write it to a file and give that");
+                "is a data URI, which is not supported; write it to a file and give that");
   }
   if (start.starts_with("file:///")) path = percent_decoded(name.substr(7));
   if (path.empty() || path.find('\0') != std::string::npos) {
     refuse_name(ErrorCode::kInvalidArgument, kind, name.empty() ? "\"\"" : name,
-                "is no name of a file; give its path");
+                "is not a file name; give its path");
   }
   return path;
 }

@@ -22,26 +22,27 @@ namespace {
 
 constexpr size_t kMaxPromptBytes = size_t{1} << 24;
 constexpr const char* kExamples = R"(Examples:
-  vlm-run --image a.png                caption a picture with the bundled model
+  vlm-run --image a.png                caption an image with the bundled model
   vlm-run -m llava-hf/llava-1.5-7b-hf --image a.png -p "What is this?"
   vlm-run --image a.png --chat         ask follow-up questions
   vlm-run -m MODEL --video a.mp4 --frames 8 -p "What happens?"
-  vlm-run --image - -p @question.txt   picture and question from elsewhere
+  vlm-run --image - -p @question.txt   image and question from other files
   vlm-run --image a.png --json         one JSON object with every figure
   vlm-run --batch FOLDER --out answers.jsonl -p "What is this?"
   vlm-run --batch in.jsonl --out out.jsonl --batch-size 8
   vlm-run --batch in.jsonl --out out.jsonl --shard 2/4   into out.2-of-4.jsonl
   vlm-run -m synthetic:llava-1.5-7b,layers=4 --image a.png
 
-A line of in.jsonl; image may be images (a list), video or
-videos, prompt may be left out:
+A line of in.jsonl; instead of image: images (a list), video or
+videos; prompt may be left out:
   {"id": 1, "image": "a.png", "prompt": "What is this?"}
-A line of out.jsonl, in the order in which answers are finished:
+A line of out.jsonl, in the order in which answers finish:
   {"id": 1, "text": "a cat", "tokens": [...], ...} or {"id": 1, "error": "..."}
-Start the same command again to go on where a batch ended; what failed is tried
-again. Under srun, mpirun and in a Slurm array every process is a shard by
-itself; --shard 1/1 is all records. `cat out.*-of-4.jsonl >out.jsonl` puts
-shards together, and the same command without shards then does what is missing.)";
+Run the same command again to resume a batch: finished records are skipped,
+failed ones are tried again. Under srun, mpirun and in a Slurm array each
+process takes one shard; --shard 1/1 turns sharding off. To merge shards, run
+`cat out.*-of-4.jsonl >out.jsonl`; the same command without --shard then
+processes what is missing.)";
 
 /// CLI11's message as one sentence, with the way out.
 std::string sentence(const std::string& message) {
@@ -59,8 +60,8 @@ std::string advice_on_pattern(const CLI::App& app) {
     return "";
   }
   return fmt::format(
-      "--batch takes one value, and {} is another; put a pattern in quotes, for example --batch "
-      "'*.png', so that it is not expanded by the shell",
+      "--batch takes one value, and {} is another one; quote a pattern, for example --batch "
+      "'*.png', so that the shell does not expand it",
       printable(rest.front()));
 }
 
@@ -81,7 +82,7 @@ void take_shard(const std::string& given, RunOptions& options) {
     options.shard = parse_shard(given);
     if (options.batch_in.empty()) {
       throw Error(ErrorCode::kInvalidArgument,
-                  "--shard is a part of a batch; give --batch in.jsonl --out out.jsonl");
+                  "--shard needs a batch; give --batch in.jsonl --out out.jsonl");
     }
     return;
   }
@@ -90,8 +91,8 @@ void take_shard(const std::string& given, RunOptions& options) {
   options.shard_told = options.shard.count > 1;
   if (options.shard_told && options.batch_in == kStandardInput) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--batch - is standard input, which not every process of {} may get; "
-                            "give a file, or --shard I/N",
+                fmt::format("--batch - reads standard input, which not every process of {} may "
+                            "get; give a file, or --shard I/N",
                             options.shard.count));
   }
 }
@@ -126,7 +127,7 @@ void check(const RunOptions& options) {
     refuse("--top-k, --top-p and --seed need a temperature above 0; add for example --temp 0.7");
   }
   if (!options.batch_in.empty() && options.json) {
-    refuse("--batch writes JSON lines to --out by itself; drop --json");
+    refuse("--batch writes JSON Lines to --out anyway; drop --json");
   }
   if (options.batch_in.empty() && options.batch_size != RunOptions().batch_size) {
     refuse("--batch-size needs records; give --batch in.jsonl --out out.jsonl");
@@ -153,7 +154,7 @@ void check(const RunOptions& options) {
   check_sampling(options.sampling);
   if ((options.sampling.fps || options.sampling.frames) && options.videos.empty() &&
       options.batch_in.empty() && !options.chat) {
-    refuse(fmt::format("{} is about videos, and there is none; add --video FILE or drop it",
+    refuse(fmt::format("{} applies to videos, and there is none; add --video FILE or drop it",
                        options.sampling.fps ? "--fps" : "--frames"));
   }
   std::vector<const char*> readers;
@@ -164,12 +165,11 @@ void check(const RunOptions& options) {
   if (options.batch_in == kStandardInput) readers.push_back("--batch -");
   if (options.chat) readers.push_back("--chat");
   if (readers.size() > 1) {
-    refuse(
-        fmt::format("standard input is read once, and {} and {} both want it; give one of them "
-                    "a file",
-                    readers[0], readers[1]));
+    refuse(fmt::format(
+        "standard input can be read once, but {} and {} both ask for it; give one of them a file",
+        readers[0], readers[1]));
   }
-  if (options.chat && options.json) refuse("--chat answers in a terminal; drop --json");
+  if (options.chat && options.json) refuse("--chat prints answers in a terminal; drop --json");
   if (!options.chat && options.batch_in.empty() && options.images.empty() &&
       options.videos.empty() && options.prompt.empty()) {
     refuse(
@@ -182,31 +182,33 @@ void check(const RunOptions& options) {
 
 std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
   CLI::App app{
-      "vlm-run: captions, answers and chat about pictures and videos with a vision-language model"};
+      "vlm-run: captions, answers and chat about images and videos with a vision-language model"};
   app.footer(kExamples);
   app.formatter(std::make_shared<HelpFormatter>());
   app.set_version_flag("--version", version_line());
-  app.add_option("-m,--model", options.session.model,
-                 "Checkpoint folder, org/name in the Hugging Face cache, pocket (pocket-llava), "
-                 "pocket-internvl or pocket-qwen (bundled), or synthetic:NAME[,layers=N]")
+  app.add_option(
+         "-m,--model", options.session.model,
+         "Checkpoint folder, org/name in the Hugging Face cache, pocket (pocket-llava), "
+         "pocket-internvl or pocket-qwen (bundled), or synthetic:NAME[,layers=N] (random weights)")
       ->capture_default_str();
-  app.add_option("--image", options.images, "Picture file, or - for standard input; repeatable");
+  app.add_option("--image", options.images, "Image file, or - for standard input; repeatable");
   app.add_option("--video", options.videos,
                  "Video file, animated GIF or WebP, or folder of frames; repeatable");
   add_sampling_options(app, options.sampling);
   app.add_option("-p,--prompt", options.prompt,
-                 "Question; @FILE reads one, - standard input, @@TEXT is @TEXT; default: the "
-                 "model's captioning prompt");
+                 "Question; @FILE reads it from a file, - from standard input, @@TEXT is the text "
+                 "@TEXT; default: the model's captioning prompt");
   app.add_option("--system", options.system, "System message");
-  app.add_flag("--chat", options.chat, "Ask in turns: /image FILE, /video FILE, /clear, /quit");
+  app.add_flag("--chat", options.chat,
+               "Chat in the terminal: /image FILE, /video FILE, /clear, /quit");
   app.add_option("-n,--max-tokens", options.max_tokens,
-                 "Tokens to generate at most; default: the checkpoint's choice, else 128");
-  app.add_option("--temp", options.temperature, "Temperature; 0 is greedy");
-  app.add_option("--top-k", options.top_k, "Sample among the k likeliest; 0 is all");
+                 "Most tokens to generate; default: the checkpoint's choice, else 128");
+  app.add_option("--temp", options.temperature, "Sampling temperature; 0: greedy");
+  app.add_option("--top-k", options.top_k, "Sample among the k most likely tokens; 0: all");
   app.add_option("--top-p", options.top_p,
-                 "Sample among the likeliest that reach this probability");
+                 "Sample among the most likely tokens whose probabilities sum to this");
   app.add_option("--repeat-penalty", options.repeat_penalty,
-                 "Penalty on tokens seen before; 1 is none");
+                 "Penalty on tokens that occurred before; 1: none");
   app.add_option("--seed", options.seed, "Seed of the sampler")
       ->capture_default_str()
       ->check([](const std::string& text) {
@@ -219,48 +221,45 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
       });
   app.add_option("--stop", options.stop, "Text that ends the answer; repeatable");
   app.add_option("--kv-profile", options.session.kv_profile,
-                 "What vlm-kv profile measured on the model");
+                 "File that vlm-kv profile measured on this model");
   app.add_option("--kv", options.session.kv,
                  "Cache policy, for example kivi,bits=2 (see vlm-kv list), or @FILE.json")
       ->capture_default_str();
-  app.add_option("--kv-memory", "Bytes for the cache, for example 500MB; default: what is needed")
+  app.add_option("--kv-memory", "Memory of the cache, for example 500MB; default: as needed")
       ->type_name("BYTES")
       ->each([&](const std::string& text) {
         options.kv_memory = options.session.cache_bytes = parse_bytes(text);
       });
   app.add_option("--device", options.session.device, "auto, cpu or cuda[:N]")
       ->capture_default_str();
-  app.add_option("-t,--threads", options.session.threads, "CPU threads; 0 is one per core")
+  app.add_option("-t,--threads", options.session.threads, "CPU threads; 0: one per core")
       ->capture_default_str();
   app.add_option("--dtype", options.session.dtype,
-                 "Weights as auto (the file's type), f32, f16, bf16")
+                 "Type of the weights: auto (as in the files), f32, f16 or bf16")
       ->capture_default_str();
   app.add_option("--image-backend", options.session.image_backend,
-                 "Whose resize to follow to the bit: auto (that of the family's reference), "
-                 "torchvision, pil")
+                 "Library whose resize is reproduced bit for bit: auto (as the family's "
+                 "reference), torchvision or pil")
       ->capture_default_str();
   app.add_option("--image-aspect", options.session.image_aspect,
-                 "auto (the checkpoint's choice), crop, pad to a square, or anyres: tiles of each "
-                 "of several pictures too (LLaVA-OneVision)")
+                 "auto (the checkpoint's choice), crop, pad (to a square), or anyres (tiles, also "
+                 "for each of several images; LLaVA-OneVision)")
       ->capture_default_str();
   add_size_options(app, options.session);
-  app.add_flag("--json", options.json, "One JSON object on stdout");
+  app.add_flag("--json", options.json, "Print one JSON object on stdout");
   app.add_flag("-q,--quiet", options.quiet, "No summary and no progress on stderr");
   app.add_option(
       "--batch", options.batch_in,
-      "File with a JSON record a line, or - for standard input; or a folder of pictures, or "
-      "'PATTERN'");
-  app.add_option(
-      "--out", options.batch_out,
-      "File that --batch appends its answers to, one JSON a line; holds those of one model, "
-      "policy and set of flags");
-  app.add_option("--batch-size", options.batch_size, "Sequences decoded together")
+      "Records: a JSON Lines file, - for standard input, a folder of images, or 'PATTERN'");
+  app.add_option("--out", options.batch_out,
+                 "JSON Lines file to which --batch appends answers; holds those of one model, "
+                 "policy and set of flags");
+  app.add_option("--batch-size", options.batch_size, "Sequences that are decoded together")
       ->capture_default_str();
   std::string shard;
-  app.add_option(
-         "--shard", shard,
-         "Every N-th record, from number I on, into OUT.I-of-N.jsonl; default: as Slurm and "
-         "Open MPI say, 1/1 is all")
+  app.add_option("--shard", shard,
+                 "Process shard I of N and write OUT.I-of-N.jsonl; default: from Slurm or Open "
+                 "MPI; 1/1 turns sharding off")
       ->type_name("I/N");
   try {
     app.parse(argc, argv);

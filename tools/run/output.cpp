@@ -29,7 +29,7 @@ using Json = nlohmann::ordered_json;
 
 /// How every record that this program writes begins.
 constexpr std::string_view kRecordStart = R"({"id":)";
-constexpr const char* kRepair = "start again with a writable file and free space";
+constexpr const char* kRepair = "run the command again with a writable file and free space";
 
 std::string string_of(const nlohmann::json& json, const char* key) {
   const auto place = json.find(key);
@@ -93,7 +93,7 @@ OutputText parse_output(std::string_view text, const std::string& name) {
     if (!line && end == std::string_view::npos && is_torn(content)) break;
     if (!line) {
       throw Error(ErrorCode::kCorruptFile,
-                  fmt::format("--out {} holds a line that is no record of a batch: \"{:.40}\"; "
+                  fmt::format("--out {} holds a line that is not a record of a batch: \"{:.40}\"; "
                               "give another file or remove that line",
                               name, printable(content)));
     }
@@ -154,8 +154,8 @@ void Output::open_locked() {
     struct stat opened {};
     if (fstat(descriptor_, &opened) != 0 || !S_ISREG(opened.st_mode)) {
       throw Error(ErrorCode::kCorruptFile,
-                  fmt::format("--out {} is not a regular file, so a later start could not see "
-                              "what is done; give a file, and read it with tail -f",
+                  fmt::format("--out {} is not a regular file, so that a later run could not "
+                              "resume; give a file, and follow it with tail -f",
                               path_));
     }
     if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
@@ -224,7 +224,7 @@ size_t Output::retry(const std::vector<Record>& records) {
 }
 
 void Output::rewrite(const std::string& text, size_t from) {
-  constexpr const char* kCure = "make its folder writable and start again";
+  constexpr const char* kCure = "make its folder writable and run the command again";
   const int flags = fcntl(descriptor_, F_GETFL);
   if (flags < 0 || fcntl(descriptor_, F_SETFL, flags & ~O_APPEND) != 0) fail("rewritten", kCure);
   // Bytes only move towards the beginning and the end is cut last: a kill loses no answer.
@@ -288,8 +288,8 @@ void Output::require_unchanged() const {
   if (fstat(descriptor_, &now) != 0) fail("looked at", kRepair);
   if (now.st_nlink > 0 && now.st_size == size_) return;
   throw Error(ErrorCode::kCorruptFile,
-              fmt::format("--out {} was {} by another program while the batch ran; what it holds "
-                          "is left as it is, see to it and start again",
+              fmt::format("--out {} was {} by another program during the batch; its content is "
+                          "left as it is, check it and run the command again",
                           path_,
                           now.st_nlink == 0     ? "deleted or replaced"
                           : now.st_size < size_ ? "cut short"
@@ -312,7 +312,7 @@ void Output::write_all(int descriptor, std::string_view text) const {
         [[maybe_unused]] const int status = ftruncate(descriptor, before.st_size);
       }
       errno = reason;
-      fail("written", "the finished records are kept, start again with free space");
+      fail("written", "the finished records are kept; run the command again with free space");
     }
     written += static_cast<size_t>(count);
   }

@@ -29,12 +29,12 @@ void require_picture(const std::string& name) {
   std::error_code error;
   const fs::file_status status = fs::status(picture_path(name), error);
   if (status.type() == fs::file_type::not_found) {
-    refuse_name(ErrorCode::kCorruptFile, kKind, name, "does not exist; give the path of a picture");
+    refuse_name(ErrorCode::kCorruptFile, kKind, name, "does not exist; give the path of an image");
   }
   if (fs::is_directory(status)) {
     refuse_name(ErrorCode::kCorruptFile, kKind, name,
-                fmt::format("is a directory; to ask about each picture in it, give --batch {0} "
-                            "--out OUT.jsonl, or --video {0} if they are frames of a video",
+                fmt::format("is a directory; to ask about each image in it, give --batch {0} --out "
+                            "OUT.jsonl, or --video {0} if they are frames of a video",
                             printable(name)));
   }
 }

@@ -178,10 +178,11 @@ PreparedRecords::PreparedRecords(std::vector<int64_t> pixels, Prepare prepare,
       state.threads.emplace_back([&state] { state.loop(); });
     }
   } catch (const std::system_error& error) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("cannot start {} threads that prepare pictures, only {}: {}; ask for "
-                            "fewer with --threads",
-                            limits.threads, state.threads.size(), error.what()));
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format(
+            "cannot start {} threads that prepare images, only {}: {}; use fewer with --threads",
+            limits.threads, state.threads.size(), error.what()));
   }
 }
 

@@ -103,7 +103,7 @@ class Ids {
     if (record.id.is_null()) return;
     const auto [first, inserted] = seen_.emplace(json_line(record.id), record.line);
     if (inserted) return;
-    record.error = fmt::format("line {}: id {} is that of line {} too; give each record its own",
+    record.error = fmt::format("line {}: id {} is also the id of line {}; give each record its own",
                                record.line, printable(first->first), first->second);
     record.id = nullptr;
   }
@@ -137,8 +137,8 @@ void require_no_picture(std::string_view text, const std::string& name) {
   }
   if (!picture) return;
   throw Error(ErrorCode::kCorruptFile,
-              fmt::format("--batch {0} is a picture, not a file of records; give --image {0}, or "
-                          "for many a folder or a quoted pattern such as 'pictures/*.png'",
+              fmt::format("--batch {0} is an image, not a file of records; give --image {0}, or "
+                          "for many a folder or a quoted pattern such as 'images/*.png'",
                           printable(name)));
 }
 
@@ -172,7 +172,7 @@ std::optional<std::string> difference_of_files(const Json& before, const Json& a
                ? fmt::format("{} {}{}", files.size(), noun, files.size() == 1 ? "" : "s")
                : end_of_path(at->template get<std::string>());
   };
-  return fmt::format("about {}, and this start asks about {}", name(before, place.in1),
+  return fmt::format("about {}, but this run asks about {}", name(before, place.in1),
                      name(after, place.in2));
 }
 
@@ -224,7 +224,7 @@ Json asked_of(const Record& record) {
 std::optional<std::string> difference_of_asked(const Json& earlier, const Json& now) {
   if (earlier.empty()) return std::nullopt;
   const Json none = Json::array();
-  for (const auto& [key, noun] : {std::pair("images", "picture"), std::pair("videos", "video")}) {
+  for (const auto& [key, noun] : {std::pair("images", "image"), std::pair("videos", "video")}) {
     const auto differs = difference_of_files(earlier.value(key, none), now.value(key, none), noun);
     if (differs) return differs;
   }
@@ -234,7 +234,7 @@ std::optional<std::string> difference_of_asked(const Json& earlier, const Json& 
                : std::string("no prompt of its own");
   };
   if (earlier.value("prompt", "") == now.value("prompt", "")) return std::nullopt;
-  return fmt::format("with {}, and this start has {}", prompt(earlier), prompt(now));
+  return fmt::format("with {}, but this run has {}", prompt(earlier), prompt(now));
 }
 
 std::vector<Record> parse_records(std::string_view text, const fs::path& folder) {
@@ -274,8 +274,8 @@ std::vector<Record> picture_records(const std::vector<std::string>& paths, const
       record.id = name;
     } else {
       record.error = fmt::format(
-          "image {} has a name that is not UTF-8, so it can be no id; rename "
-          "it, or name it in a record",
+          "image {} has a name that is not UTF-8, which cannot be an id; rename it, or name it in "
+          "a record",
           printable(path));
     }
     records.push_back(std::move(record));
@@ -286,9 +286,9 @@ std::vector<Record> picture_records(const std::vector<std::string>& paths, const
 std::vector<Record> read_records(const std::string& batch, const std::string& output) {
   const bool folder = is_folder(batch);
   if (!folder && !is_pattern(batch)) {
-    const std::string text = read_input(batch, kMaxBytes, "--batch " + batch,
-                                        "a file with one JSON record a line, a folder of pictures, "
-                                        "or a pattern such as 'pictures/*.png'");
+    const std::string text = read_input(
+        batch, kMaxBytes, "--batch " + batch,
+        "a JSON Lines file of records, a folder of images, or a pattern such as 'images/*.png'");
     require_no_picture(text, batch);
     return parse_records(text, fs::path(batch).parent_path());
   }
@@ -299,11 +299,10 @@ std::vector<Record> read_records(const std::string& batch, const std::string& ou
   });
   if (paths.empty()) {
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("--batch {} {}; give a folder with pictures in it, a pattern that "
-                            "matches some, or a file of records",
+                fmt::format("--batch {} {}; give a folder with images, a pattern that matches "
+                            "some, or a file of records",
                             printable(batch),
-                            folder ? "has no file that is named like a picture (.png, .jpg, ...)"
-                                   : "matches no file"));
+                            folder ? "has no image file (.png, .jpg, ...)" : "matches no file"));
   }
   return picture_records(paths, folder ? batch : folder_of(batch));
 }

@@ -63,13 +63,10 @@ std::string summary(const GenerationResult& result, const Session& session, cons
   for (const Clip& clip : clips) videos += fmt::format("video    {}\n", describe_clip(clip));
   const Timings& t = result.timings;
   return fmt::format(
-      "model    {} ({}, {}), {} weights, loaded in {:.0f} ms, on {} with {} threads\n"
-      "prompt   {} tokens, {} of them visual; vision {:.0f} ms, prefill {:.0f} ms ({:.0f} "
-      "tokens/s), "
-      "first token after {:.0f} ms\n"
-      "{}"
-      "answer   {} tokens in {:.0f} ms ({:.1f} tokens/s), ended by {}\n"
-      "kv cache {}: {} stored ({} as f16), {:.2f} bits per element, {:.0f} slots\n",
+      "model    {} ({}, {}), {} weights, loaded in {:.0f} ms, on {} with {} threads\nprompt   {} "
+      "tokens, {} of them visual; vision {:.0f} ms, prefill {:.0f} ms ({:.0f} tokens/s), first "
+      "token after {:.0f} ms\n{}answer   {} tokens in {:.0f} ms ({:.1f} tokens/s), ended by {}\nkv "
+      "cache {}: {} stored ({} as f16), {:.2f} bits per element, {:.0f} tokens per layer\n",
       model.name(), model.family(), dtype_name(model.dtype()), human_bytes(model.weight_bytes()),
       session.load_ms(), device_name(session.device()), session.threads(), result.prompt_tokens,
       result.visual_tokens, t.vision_ms, t.prefill_ms,

@@ -102,7 +102,7 @@ BatchSettings batch_settings(const RunOptions& options) {
 
 std::optional<std::string> difference(const BatchSettings& earlier, const BatchSettings& now) {
   const auto differ = [](const std::string& before, const std::string& after) {
-    return fmt::format("with {}, and this start has {}", before, after);
+    return fmt::format("with {}, but this run has {}", before, after);
   };
   if (!earlier.model.empty() && !same_model(earlier.model, now.model)) {
     return differ(flag_text("model", earlier.model), flag_text("model", now.model));

@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kCure = "say which part this is with --shard I/N";
+constexpr const char* kCure = "name this process's part with --shard I/N";
 constexpr int kMostNumber = 999'999'999;
 
 [[noreturn]] void refuse(const std::string& text) {
@@ -50,8 +50,8 @@ int variable(const Lookup& environment, std::string_view name) {
   const std::string text = environment(name).value_or("");
   const auto number = number_of(text, kMostNumber);
   if (!number) {
-    refuse(fmt::format("{} is \"{}\"; expected a number from 0 on, or {}", name, printable(text),
-                       kCure));
+    refuse(fmt::format("{} is \"{}\"; expected a number of at least 0, or {}", name,
+                       printable(text), kCure));
   }
   return *number;
 }
@@ -137,7 +137,7 @@ Shard shard_of(const Lookup& environment) {
   const Shard rank = rank_of(environment);
   const int64_t count = int64_t{array.count} * rank.count;
   if (count > kMostShards) {
-    refuse(fmt::format("an array of {} tasks with {} ranks each is more than {} parts; {}",
+    refuse(fmt::format("an array of {} tasks with {} ranks each is more than {} shards; {}",
                        array.count, rank.count, kMostShards, kCure));
   }
   return {(array.index - 1) * rank.count + rank.index, static_cast<int>(count)};
@@ -171,8 +171,8 @@ void require_same_count(const std::string& path, const Shard& shard) {
     const auto other = shard_in_name(name, path);
     if (!other || other->count == 1 || other->count == shard.count) continue;
     refuse(
-        fmt::format("--out {} has answers of {} shards, in {}, and this start is shard {}/{}; "
-                    "start as many, or give another --out",
+        fmt::format("--out {} has answers of {} shards, in {}, but this run is shard {}/{}; start "
+                    "as many, or give another --out",
                     printable(path), other->count, printable(name), shard.index, shard.count));
   }
 }

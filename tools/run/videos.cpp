@@ -19,8 +19,8 @@ constexpr const char* kKind = "video";
 std::unique_ptr<VideoFile> open_named_video(const std::string& name) {
   if (name == kStandardInput) {
     refuse_name(ErrorCode::kInvalidArgument, kKind, name,
-                "is standard input, where no frame can be looked up; give the path of a file or "
-                "of a folder of frames");
+                "is standard input, but frames are read in random access; give the path of a file "
+                "or of a folder of frames");
   }
   return open_video(path_of_name(name, kKind));
 }

@@ -50,11 +50,11 @@ void FfmpegPicture::prepare(const AVFrame& frame) {
       std::ranges::find(kMatrices, frame.colorspace) == kMatrices.end()) {
     const char* pixels = av_get_pix_fmt_name(format);
     const char* matrix = av_color_space_name(frame.colorspace);
-    throw_video(ErrorCode::kUnsupported, name_,
-                fmt::format("has pixels of a kind that is not read ({}, {}); convert it to H.264 "
-                            "with yuv420p",
-                            printable(pixels != nullptr ? pixels : "unnamed"),
-                            printable(matrix != nullptr ? matrix : "unnamed")));
+    throw_video(
+        ErrorCode::kUnsupported, name_,
+        fmt::format("has pixels of an unsupported kind ({}, {}); convert it to H.264 with yuv420p",
+                    printable(pixels != nullptr ? pixels : "unnamed"),
+                    printable(matrix != nullptr ? matrix : "unnamed")));
   }
   scaler_.reset(sws_alloc_context());
   if (scaler_ == nullptr) throw std::bad_alloc();

@@ -54,10 +54,9 @@ void restrain_ffmpeg() noexcept {
 }
 
 [[noreturn]] void throw_no_video(const std::string& name) {
-  throw_video(
-      ErrorCode::kUnsupported, name,
-      "is no video that FFmpeg's libraries read here; give a video file, an animated GIF or "
-      "WebP, or a folder of frames");
+  throw_video(ErrorCode::kUnsupported, name,
+              "is not a video that the FFmpeg libraries here can read; give a video file, an "
+              "animated GIF or WebP, or a folder of frames");
 }
 
 }  // namespace
@@ -156,8 +155,8 @@ void FfmpegReader::open_decoder() {
   const AVCodec* codec = avcodec_find_decoder(parameters.codec_id);
   if (codec == nullptr) {
     throw_video(ErrorCode::kUnsupported, name_,
-                fmt::format("is coded as {}, for which the FFmpeg libraries here have no decoder; "
-                            "convert it to H.264",
+                fmt::format("uses the codec {}, for which the FFmpeg libraries here have no "
+                            "decoder; convert it to H.264",
                             printable(avcodec_get_name(parameters.codec_id))));
   }
   decoder_.reset(avcodec_alloc_context3(codec));
@@ -168,8 +167,7 @@ void FfmpegReader::open_decoder() {
   decoder_->thread_count = 1;  // what it makes of damage does not depend on the machine
   if (int64_t{parameters.width} * parameters.height > kMaxPixels) {
     throw_video(ErrorCode::kCorruptFile, name_,
-                fmt::format("is {} x {}, more than the {} pixels that are decoded; scale it down "
-                            "first",
+                fmt::format("is {} x {}, more than the limit of {} pixels; scale it down first",
                             parameters.width, parameters.height, kMaxPixels));
   }
   const int opened = avcodec_open2(decoder_.get(), codec, nullptr);
@@ -177,8 +175,7 @@ void FfmpegReader::open_decoder() {
   if (opened < 0) {
     throw_video(
         ErrorCode::kCorruptFile, name_,
-        fmt::format("is a damaged {} file ({} cannot be decoded as it says); copy or "
-                    "download it again",
+        fmt::format("is a damaged {} file ({} cannot be decoded); copy or download it again",
                     printable(format_name()), printable(avcodec_get_name(parameters.codec_id))));
   }
 }

@@ -62,8 +62,8 @@ void refuse_flash(std::string_view name) {
     if (!name.starts_with(part)) continue;
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("the weights hold tensor {} of InternVL3.5-Flash, which gives a tile "
-                            "64 or 256 tokens by what else is in the batch and is not built in; "
-                            "use InternVL3.5 without Flash",
+                            "64 or 256 tokens depending on the rest of the batch and is not "
+                            "supported; use InternVL3.5 without Flash",
                             name));
   }
 }

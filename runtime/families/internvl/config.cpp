@@ -42,14 +42,14 @@ struct UnbuiltDecoder {
 constexpr std::array kUnbuilt = {
     UnbuiltDecoder{{"Qwen3MoeForCausalLM", "qwen3_moe"}, "a mixture of experts"},
     UnbuiltDecoder{{"GptOssForCausalLM", "gpt_oss"}, "a mixture of experts"},
-    UnbuiltDecoder{{"Phi3ForCausalLM", "phi3"}, "a decoder with positions of its own (longrope)"},
+    UnbuiltDecoder{{"Phi3ForCausalLM", "phi3"}, "a decoder with its own positions (longrope)"},
 };
 
 void refuse_unbuilt(const ConfigReader& text, std::string_view key, std::string_view name) {
   for (const UnbuiltDecoder& decoder : kUnbuilt) {
     if (std::ranges::find(decoder.names, name) == decoder.names.end()) continue;
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("{}: {} is \"{}\", {}, which is not built in; use an InternVL with a "
+                fmt::format("{}: {} is \"{}\", {}, which is not supported; use an InternVL with a "
                             "dense InternLM2, LLaMA, Qwen2 or Qwen3 decoder",
                             text.path(), key, name, decoder.reason));
   }
@@ -136,8 +136,7 @@ DecoderType chat_decoder(const ConfigReader& text) {
   }
   refuse_unbuilt(text, "architectures", name);
   throw Error(ErrorCode::kUnsupported,
-              fmt::format("{}: architectures is \"{}\"; the decoders built in for this family are "
-                          "{}",
+              fmt::format("{}: architectures is \"{}\"; supported decoders of this family are {}",
                           text.path(), printable(name), fmt::join(known, ", ")));
 }
 
@@ -146,13 +145,13 @@ void refuse_unbuilt_chat(const ConfigReader& config) {
   if (config.boolean("flash_mode", false)) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("{}: flash_mode is true: InternVL3.5-Flash gives a tile 64 or 256 "
-                            "tokens by what else is in the batch, so that an answer depends on its "
-                            "company, and is not built in; use InternVL3.5 without Flash",
+                            "tokens depending on the rest of the batch, so that answers are not "
+                            "batch-invariant, and is not supported; use InternVL3.5 without Flash",
                             config.path()));
   }
   if (config.boolean("pad2square", false)) {
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("{}: pad2square is true; pictures padded to a square are not built in "
+                fmt::format("{}: pad2square is true; images padded to a square are not supported "
                             "for this family, and no released InternVL has them",
                             config.path()));
   }
@@ -176,8 +175,8 @@ void check_tile_rows(const ConfigReader& config, const InternVlConfig& model) {
   constexpr std::string_view kKey = "image_seq_length";
   const int64_t rows = model.tile_rows();
   if (config.integer(kKey, rows, 1, kMaxPositions) == rows) return;
-  config.fail(kKey,
-              fmt::format("{}, the rows that the tower and downsample_ratio make of a tile", rows));
+  config.fail(
+      kKey, fmt::format("{}, the tokens that the tower and downsample_ratio make of a tile", rows));
 }
 
 InternVlHfConfig parse_internvl_config(const ConfigReader& config) {
@@ -197,15 +196,15 @@ InternVlHfConfig parse_internvl_config(const ConfigReader& config) {
   model.vision.feature_layer = feature_layer(config, "vision_feature_layer", model.vision);
   for (const char* key : {"use_absolute_position_embeddings", "use_mean_pooling"}) {
     if (!vision.boolean(key, true)) {
-      vision.fail(key, "true, as every released InternVL has it: the other is not built in");
+      vision.fail(key, "true, as in every released InternVL: false is not supported");
     }
   }
   if (config.string("vision_feature_select_strategy", "default") != "default") {
     config.fail("vision_feature_select_strategy",
-                "default: with the class token a tile's rows are no square");
+                "default: with the class token the patches of a tile are not a square");
   }
   if (parse_activation(config, "projector_hidden_act", "gelu") != Activation::kGelu) {
-    config.fail("projector_hidden_act", "gelu, as every released InternVL has it");
+    config.fail("projector_hidden_act", "gelu, as in every released InternVL");
   }
   model.merge = parse_merge(config, model.vision);
   check_tile_rows(config, model);
@@ -238,10 +237,11 @@ InternVlChatConfig parse_internvl_chat_config(const ConfigReader& config) {
   const int tile =
       static_cast<int>(config.integer("force_image_size", model.vision.image_size, 1, kMaxEdge));
   if (tile != model.vision.image_size) {
-    config.fail("force_image_size",
-                fmt::format("vision_config.image_size {}: resizing the tower's position table is "
-                            "not built in",
-                            model.vision.image_size));
+    config.fail(
+        "force_image_size",
+        fmt::format(
+            "vision_config.image_size {}: resizing the tower's position table is not supported",
+            model.vision.image_size));
   }
   model.merge = parse_merge(config, model.vision);
   const std::string order = config.string("ps_version", "v1");

@@ -56,10 +56,11 @@ const InternVlConversation& internvl_conversation(const std::string& name) {
     if (conversation.name == name) return conversation;
     known.push_back(conversation.name);
   }
-  throw Error(ErrorCode::kUnsupported,
-              fmt::format("config.json: template is \"{}\"; the conversations built in for this "
-                          "family are {}",
-                          printable(name), fmt::join(known, ", ")));
+  throw Error(
+      ErrorCode::kUnsupported,
+      fmt::format(
+          "config.json: template is \"{}\"; supported conversation templates of this family are {}",
+          printable(name), fmt::join(known, ", ")));
 }
 
 std::string_view internvl_chat_template() noexcept { return kTemplate; }

@@ -26,8 +26,9 @@ void limit_tiles(DynamicTiling& tiling, const LoadOptions& options) {
   if (most < tiling.min_tiles || most > kMostTiles) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("--tiles is {}; expected {} to {}, as many as a picture may be cut into", most,
-                    tiling.min_tiles, kMostTiles));
+        fmt::format(
+            "--tiles is {}; expected {} to {}, the most tiles that an image may be cut into", most,
+            tiling.min_tiles, kMostTiles));
   }
   tiling.max_tiles = most;
 }
@@ -41,8 +42,8 @@ void check_type(const ConfigReader& processor, std::string_view key, std::string
   }
   if (name == expected) return;
   throw Error(ErrorCode::kUnsupported,
-              fmt::format("{}: {} is \"{}\"; built in for this family is {}", processor.path(), key,
-                          printable(type), expected));
+              fmt::format("{}: {} is \"{}\"; supported for this family is {}", processor.path(),
+                          key, printable(type), expected));
 }
 
 /// Tiles and frames are of the one size that the tower takes.

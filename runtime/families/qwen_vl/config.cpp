@@ -64,7 +64,7 @@ std::vector<int> parse_layers(const ConfigReader& vision, std::string_view key,
   }
   const auto parsed = own.get<std::vector<int>>();
   if (std::adjacent_find(parsed.begin(), parsed.end(), std::greater_equal<>()) != parsed.end()) {
-    vision.fail(key, "layers that ascend");
+    vision.fail(key, "layers in ascending order");
   }
   return parsed;
 }
@@ -74,7 +74,7 @@ void parse_common(const ConfigReader& vision, const Generation& of, QwenVitConfi
   const std::string type = vision.string("model_type", of.model_type);
   if (type != of.model_type && type != fmt::format("{}_vision", of.model_type)) {
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("{}: model_type is \"{}\"; the tower built in for {} is {}_vision",
+                fmt::format("{}: model_type is \"{}\"; the supported tower of {} is {}_vision",
                             vision.path(), printable(type), of.model_type, of.model_type));
   }
   const bool third = of.generation == QwenVlGeneration::kQwen3;

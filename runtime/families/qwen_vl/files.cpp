@@ -37,8 +37,8 @@ void check_type(const ConfigReader& processor, std::string_view key,
   }
   if (std::find(built_in.begin(), built_in.end(), name) != built_in.end()) return;
   throw Error(ErrorCode::kUnsupported,
-              fmt::format("{}: {} is \"{}\"; built in for this family is {}", processor.path(), key,
-                          printable(type), fmt::join(built_in, ", ")));
+              fmt::format("{}: {} is \"{}\"; supported for this family is {}", processor.path(),
+                          key, printable(type), fmt::join(built_in, ", ")));
 }
 
 void check_patches(const ConfigReader& processor, const QwenVlConfig& config, int patch) {
@@ -96,8 +96,8 @@ void check_options(const LoadOptions& options, const PixelBudget& budget, int to
   if (!options.min_pixels && !options.max_pixels) return;
   if (budget.min_pixels <= budget.max_pixels) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("a picture would have to have {} pixels or more ({}), but {} or less "
-                          "({}); give --min-pixels and --max-pixels that go together",
+              fmt::format("an image would need {} pixels or more ({}), but {} or fewer ({}); give "
+                          "--min-pixels and --max-pixels that fit together",
                           budget.min_pixels, options.min_pixels ? "--min-pixels" : path,
                           budget.max_pixels, options.max_pixels ? "--max-pixels" : path));
 }
@@ -107,7 +107,7 @@ PreprocessSpec parse_pixels(const ConfigReader& processor, const PreprocessSpec&
                             const LoadOptions& options) {
   PreprocessSpec spec = parse_pixel_values(processor, absent, options);
   if (!spec.do_resize) {
-    processor.fail("do_resize", "true: pictures of any size are not whole patches");
+    processor.fail("do_resize", "true: images of any size are not whole patches");
   }
   if (spec.do_rescale && !(spec.rescale_factor > 0)) {
     processor.fail("rescale_factor", "a positive number, usually 1/255");
@@ -153,7 +153,7 @@ QwenVlClips read_clips(const ConfigReader& processor, const QwenVlConfig& config
   QwenVlClips clips;
   clips.samples = processor.boolean("do_sample_frames", third);
   if (clips.samples && processor.has("num_frames")) {
-    processor.fail("num_frames", "null: how many frames are taken is asked for");
+    processor.fail("num_frames", "null: give the number of frames with --frames");
   }
   clips.sampling.min_frames = processor.integer("min_frames", 4, 1, kMostFrames);
   clips.sampling.max_frames = processor.integer("max_frames", 768, 1, kMostFrames);

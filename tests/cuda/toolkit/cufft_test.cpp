@@ -24,7 +24,7 @@ TEST(CufftLibrary, SaysWhatItAnswered) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kDevice);
-    EXPECT_THAT(error.what(), HasSubstr("cufftMakePlanMany: cuFFT answered with its error 8"));
+    EXPECT_THAT(error.what(), HasSubstr("cufftMakePlanMany: cuFFT failed with error 8"));
   }
 }
 

@@ -8,7 +8,7 @@ namespace {
 TEST(WhyNone, NamesWhatIsMissing) {
   EXPECT_EQ(why_none({0, 13020, false, ""}), "no CUDA driver is installed");
   EXPECT_EQ(why_none({0, 13020, true, "insufficient"}), "no CUDA driver is installed");
-  EXPECT_EQ(why_none({13020, 13020, false, ""}), "the driver shows no GPU");
+  EXPECT_EQ(why_none({13020, 13020, false, ""}), "the driver reports no GPU");
   EXPECT_EQ(why_none({13020, 13020, false, "no CUDA-capable device is detected"}),
             "the driver says \"no CUDA-capable device is detected\"");
 }

@@ -247,7 +247,7 @@ TEST(WeightMap, RenamesDropsAndRefusesACollision) {
   EXPECT_THAT(map.remaining(), ElementsAre("a", "b"));
   EXPECT_THAT(message_of(ErrorCode::kCorruptFile,
                          [&] { map.rename([](std::string_view) { return std::string("x"); }); }),
-              HasSubstr("a second spelling of x"));
+              HasSubstr("another name of x"));
   EXPECT_THAT(map.remaining(), ElementsAre("a", "b"));
 }
 

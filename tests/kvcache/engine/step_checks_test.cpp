@@ -27,8 +27,8 @@ TEST(StepChecks, EachReasonForOnePromptIsNamed) {
   EXPECT_THAT(why("prefixkv,keep=0.5 + xquant,kq=2,vq=0,km=0,vm=0", {}), HasSubstr("share codes"));
   EXPECT_THAT(why("prefixkv,keep=0.5 + xquant,kq=2,vq=0,km=0,vm=0", kGpu),
               HasSubstr("share codes"));
-  EXPECT_THAT(why("h2o,keep=0.5", kGpu), HasSubstr("weights of attention"));
-  EXPECT_THAT(why("tova,keep=0.5", kGpu), HasSubstr("weights of attention"));
+  EXPECT_THAT(why("h2o,keep=0.5", kGpu), HasSubstr("attention weights, which are on the GPU"));
+  EXPECT_THAT(why("tova,keep=0.5", kGpu), HasSubstr("attention weights, which are on the GPU"));
   EXPECT_THAT(why("h2o,keep=0.5", {}), IsEmpty());
   EXPECT_THAT(why("prefixkv,keep=0.5", kGpu), IsEmpty());
   EXPECT_THAT(why("xquant,kq=2,vq=0,km=0,vm=0", kGpu), IsEmpty());
@@ -49,7 +49,7 @@ TEST(StepChecks, ASecondPromptIsRefusedWithItsReason) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
     EXPECT_THAT(error.what(), HasSubstr("takes no second prompt: its layers share codes"));
-    EXPECT_THAT(error.what(), HasSubstr("prefill the conversation anew"));
+    EXPECT_THAT(error.what(), HasSubstr("prefill the whole conversation again"));
   }
 }
 

@@ -56,8 +56,8 @@ TEST(Kivi, RefusesAWindowOfBrokenGroups) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(),
-                 "--kv kivi packs residual=128 rows at a time, which is no multiple of group=48; "
-                 "use residual=144");
+                 "--kv kivi packs residual=128 tokens at a time, which is not a multiple of "
+                 "group=48; use residual=144");
   }
 }
 

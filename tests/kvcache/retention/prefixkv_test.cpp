@@ -147,7 +147,7 @@ TEST(PrefixKv, RefusesAProfileThatDoesNotFit) {
   EXPECT_THAT(refusal(ErrorCode::kUnsupported, options, {.shape = &shape}),
               HasSubstr("--kv-profile"));
   EXPECT_THAT(refusal(ErrorCode::kUnsupported, options, {.shape = &shape, .profile = &profile}),
-              HasSubstr("made for keep=0.5"));
+              HasSubstr("measured for keep=0.5"));
   const CacheShape other = shape_of(28);
   EXPECT_THAT(refusal(ErrorCode::kUnsupported, {{"mode", "profile"}},
                       {.shape = &other, .profile = &profile}),

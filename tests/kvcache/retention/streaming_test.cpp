@@ -76,7 +76,7 @@ TEST(Streaming, RerotatesWhereKeysCanBeTurned) {
   };
   EXPECT_THAT(refusal({.shape = &shape, .with_quantizer = true}), HasSubstr("packed keys"));
   shape.rope_frequencies.clear();
-  EXPECT_THAT(refusal({.shape = &shape}), HasSubstr("positions that are one number"));
+  EXPECT_THAT(refusal({.shape = &shape}), HasSubstr("positions that are single numbers"));
 }
 
 }  // namespace

@@ -519,7 +519,7 @@ TEST(InternVlConfig, WhatWouldChangeTheAnswersIsRefused) {
     return load_failure("internvl_original", with_config(patch), code);
   };
   EXPECT_THAT(original({{"flash_mode", true}}, ErrorCode::kUnsupported),
-              AllOf(HasSubstr("InternVL3.5-Flash"), HasSubstr("depends on its company")));
+              AllOf(HasSubstr("InternVL3.5-Flash"), HasSubstr("not batch-invariant")));
   EXPECT_THAT(original({{"pad2square", true}}, ErrorCode::kUnsupported), HasSubstr("pad2square"));
   EXPECT_THAT(original({{"force_image_size", 56}}),
               HasSubstr("force_image_size is 56; expected vision_config.image_size 28"));

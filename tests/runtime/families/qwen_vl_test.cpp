@@ -421,8 +421,8 @@ TEST(QwenVlProcessor, PixelOptionsOutOfRangeAreRefused) {
   EXPECT_THAT(failure({}, 63), AllOf(HasSubstr("--max-pixels is 63"), HasSubstr("64 to")));
   EXPECT_THAT(failure({}, int64_t{1} << 29), HasSubstr("--max-pixels is 536870912"));
   EXPECT_THAT(failure(2048, {}), AllOf(HasSubstr("2048 pixels or more (--min-pixels)"),
-                                       HasSubstr("1024 or less (preprocessor_config.json)")));
-  EXPECT_THAT(failure(200, 100), HasSubstr("100 or less (--max-pixels)"));
+                                       HasSubstr("1024 or fewer (preprocessor_config.json)")));
+  EXPECT_THAT(failure(200, 100), HasSubstr("100 or fewer (--max-pixels)"));
 }
 
 TEST(QwenVlProcessor, OptionsOfOtherFamiliesAreRefused) {

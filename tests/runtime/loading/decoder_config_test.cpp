@@ -225,8 +225,8 @@ TEST(LlamaConfig, RefusesADecoderThatTheFamilyHasNot) {
   const ConfigReader reader(config, "config.json: text_config");
   constexpr std::array kTwo = {DecoderType::kLlama, DecoderType::kMistral};
   EXPECT_EQ(failure([&] { decoder_type(reader, kTwo); }, ErrorCode::kUnsupported),
-            "config.json: text_config: model_type is \"qwen2\"; the decoders built in for this "
-            "family are llama, mistral");
+            "config.json: text_config: model_type is \"qwen2\"; supported decoders of this family "
+            "are llama, mistral");
   EXPECT_THAT(llama_failure({{"model_type", "qwen3_moe"}}, ErrorCode::kUnsupported),
               AllOf(HasSubstr("qwen3_moe"), HasSubstr("qwen2_5_vl_text")));
 }

@@ -115,7 +115,7 @@ TEST_F(FindModel, AdvisesDownloadsForFamiliesThatLoad) {
   for (const char* name : {"Qwen/Qwen-VL-Chat", "Qwen/Qwen3-VL-30B-A3B-Instruct",
                            "Qwen/Qwen2.5-Omni-7B", "llava-hf/LLaVA-NeXT-Video-7B-hf"}) {
     const std::string message = failure(name);
-    EXPECT_THAT(message, HasSubstr("not built in; built in are ")) << name;
+    EXPECT_THAT(message, HasSubstr("not supported; supported are ")) << name;
     EXPECT_EQ(message.find("hf download"), std::string::npos) << name;
   }
 }

@@ -185,14 +185,14 @@ TEST(Safetensors, OffsetsMatchTheSize) {
 
 TEST(Safetensors, TensorsTileTheData) {
   EXPECT_THAT(failure("{" + f32_entry("a", 0, 4) + "," + f32_entry("b", 8, 12) + "}", 12),
-              HasSubstr("tensor b begins at 8 where 4 is due: a hole"));
+              HasSubstr("tensor b begins at 8, expected 4: a hole"));
   EXPECT_THAT(failure("{" + f32_entry("a", 0, 8) + "," + f32_entry("b", 4, 12) + "}", 12),
-              HasSubstr("tensor b begins at 4 where 8 is due: tensors overlap"));
+              HasSubstr("tensor b begins at 4, expected 8: tensors overlap"));
   EXPECT_THAT(failure("{" + f32_entry("a", 0, 8) + "," + f32_entry("b", 0, 8) + "}", 8),
               HasSubstr("overlap"));
   EXPECT_THAT(failure("{" + f32_entry("a", 0, 8) + "," + f32_entry("b", 4, 4) + "}", 8),
               HasSubstr("overlap"));
-  EXPECT_THAT(failure(one("F32", "[1]", "[4,8]"), 8), HasSubstr("begins at 4 where 0 is due"));
+  EXPECT_THAT(failure(one("F32", "[1]", "[4,8]"), 8), HasSubstr("begins at 4, expected 0"));
   EXPECT_THAT(failure(one("F32", "[1]", "[0,4]"), 7), HasSubstr("3 bytes trail the last tensor"));
   EXPECT_THAT(failure("{}", 1), HasSubstr("1 bytes trail"));
 }
