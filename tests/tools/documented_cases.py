@@ -1,13 +1,17 @@
 """What documented_test.py runs, in this order and in one folder (see Workshop there), and what has to come out.
 
 A new command in a document, or a new example of --help, is a line of DOCUMENTED, or of ELSEWHERE with the reason why it is
-not run. A new option is used by a line of OPTIONS. A rule of RULES serves all commands that look alike.
+not run. A new option is used by a line of OPTIONS. A rule of RULES serves all commands that look alike. A page that shows what its
+commands print (SHOWN) is compared with what they do print.
 """
 
 import json
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Callable
+
+import documented_commands
 
 
 @dataclass
@@ -149,6 +153,13 @@ def sound(*specs):
     return check
 
 
+def rows_of_data(o):
+    """The CSV named on stdout has the columns of docs/data and a value in each row."""
+    lines = (o.folder / o.out.split(":")[0]).read_text().splitlines()
+    wrong = [line for line in lines[1:] if not re.search(r"f16|kivi|int4", line) or not re.search(r",[\d.e+-]+,", line)]
+    return lines[0] != "date,commit,device,model,weights,spec,batch,prompt,metric,value,min,max,command" or wrong or len(lines) < 5
+
+
 def measured(*columns):
     """JSON rows in which every figure named is positive."""
     def check(o):
@@ -158,6 +169,23 @@ def measured(*columns):
                 if not value > 0:
                     return f"{column} is {value}"
         return None if o.rows() else "no row"
+    return check
+
+
+# Times, rates, threads and the last digits of a divergence depend on the machine.
+MEASURED = re.compile(r"\d[\d,.]*(?= ?(?:ms|s|min|%|GB/s|GFLOP/s|images/s|tokens/s|threads)(?!\w))|\([\d.]+ to [\d.]+\)|\d\.\d{4,}")
+
+
+def as_shown(lines):
+    """Every line that the page shows is printed: measured figures may be others, "..." is any text."""
+    def plain(line):
+        return " ".join(MEASURED.sub("#", line).split())
+
+    def check(o):
+        printed = [plain(line) for line in (o.out + o.err).splitlines()]
+        shown = [".*".join(map(re.escape, map(str.strip, plain(line).split("...")))).replace(re.escape("#"), ".+?")
+                 for line in lines if line.strip() and not line.startswith("> ")]
+        return [line for line in shown if not any(re.fullmatch(line, text) for text in printed)] or None
     return check
 
 
@@ -181,15 +209,24 @@ RELEASED = "synthetic:llava-tinyllama-1.1b"  # the smallest; one layer of it is 
 
 _VENV = "build/eval-venv/bin/python3"
 _FEW = "--limit 2 --fidelity 1 --build build/release"
+_MEASURE = '--device cpu --model pocket --repeats 1 --build "$PWD/build/release"'
 
 DOCUMENTED = [
     # vlm-run --help, README.md
     Case("vlm-run --help", [prints("Usage:", "Examples:")]),
-    Case("build/release/tools/vlm-run --image tools/pocket/heldout/scenes/scene_000.png", [says("caption")]),
-    Case("build/release/tools/vlm-run --image tools/pocket/heldout/questions/question_001.png -p "
-         '"Which letter is on the yellow circle?"', [prints("V")]),
-    Case("build/release/tools/vlm-run --batch tools/pocket/heldout/scenes --out scenes.jsonl",
+    Case("vlm-run -q --batch tools/pocket/heldout/scenes --out scenes.jsonl --kv int4",
          [answered("scenes.jsonl", 2)], {"tools/pocket/heldout/scenes": "'tools/pocket/heldout/scenes/scene_00[01].png'"}),
+    # README.md, docs/models.md: the bundled models under the published names (Workshop)
+    Case('vlm-run -m Qwen/Qwen2.5-VL-3B-Instruct --image photo.jpg -p "What is this?"',
+         [answers, reports("Qwen/Qwen2.5-VL-3B-Instruct (qwen2.5-vl")]),
+    Case("vlm-run -m Qwen/Qwen2.5-VL-3B-Instruct --batch photos --out photos.jsonl --batch-size 16 --kv int4",
+         [answered("photos.jsonl", 2)]),
+    Case("vlm-run -m OpenGVLab/InternVL3-1B --image photo.jpg", [says("caption")]),
+    Case('vlm-run -m OpenGVLab/InternVL3-1B --image photo.jpg -p "What is in the foreground?"', [answers]),
+    Case("vlm-run -m OpenGVLab/InternVL3-1B --batch photos --out captions.jsonl --batch-size 8 --kv int4",
+         [answered("captions_of_photos.jsonl", 2)], {"captions.jsonl": "captions_of_photos.jsonl"}),
+    Case("vlm-kv explain int4 -m OpenGVLab/InternVL3-1B --tokens 3520 --visual 3328",
+         [prints("int4 on OpenGVLab/InternVL3-1B after a prompt of 3520 tokens", "4.500 stored bits")]),
     Case("vlm-run --image cat.png", [says("caption")]),
     Case("vlm-run --image a.png", [says("caption")]),
     Case("vlm-run --image - -p @question.txt", [says("count")],
@@ -240,6 +277,37 @@ DOCUMENTED = [
          [plotted("plots/ranges.png", "plots/codes.png", "plots/keys_visual.png", "plots/values_text.png")]),
     Case("vlm-kv values -m pocket --data captions.jsonl --records 5",
          [prints("pocket, 1 prompts", "keys    visual", "values  text", " %")]),
+    # docs/choosing-a-policy.md
+    Case("vlm-kv fidelity -m pocket --data tools/pocket/heldout/captions.jsonl --kv int4 --kv kivi,residual=32",
+         [matches(r"int4 +\d.* 4\.500 ", r"kivi,residual=32 +\d")],
+         {"captions.jsonl": "captions.jsonl --records 1 --layer-records 0 -n 8"}),
+    Case('vlm-kv explain "calibquant,bits=2 + int4,scope=text" -m synthetic:qwen2.5-vl-7b --tokens 3400 --visual 3300',
+         [prints("28 layers, 4 kv_heads, head_dim 128")]),
+    # docs/add-a-policy.md, whose rule is in the tree under another name
+    Case("build/release/tools/vlm-kv fidelity --kv vnorm,keep=0.5,evict=score --kv random,keep=0.5,evict=score "
+         "--data tools/pocket/heldout/captions.jsonl --records 10 --layer-records 0",
+         [matches(*(rf"{rule},evict=score,keep=0.5 +\d" for rule in ("knorm", "random")))],
+         {"vnorm": "knorm", "--records 10": "--records 1 -n 8"}),
+    Case("build/release/tools/vlm-kv fidelity --kv vnorm,keep=0.5,evict=score --kv random,keep=0.5,evict=score "
+         "--data tools/pocket/heldout/captions.jsonl --records 2 --plot plots",
+         [plotted("plots/retained.png")], {"vnorm": "knorm", "--records 2": "--records 1 -n 4"}),
+    Case("python3 tools/eval/docvqa.py --out OUT/documents --limit 20 --kv f16 --kv vnorm,keep=0.5 --kv random,keep=0.5",
+         [prints("| `knorm,keep=0.5` | heldout-first-2 |", "| `random,keep=0.5` | heldout-first-2 |")],
+         {"vnorm": "knorm", "OUT/documents --limit 20": "OUT/new_rule --limit 2 --fidelity 0 --build build/release"}),
+    Case("python3 tools/eval/report.py --out OUT/report OUT/documents/results.json",
+         [prints("OUT/new_rule/report/report.md")],
+         {"OUT/report": "OUT/new_rule/report --skip plots --build build/release", "OUT/documents": "OUT/new_rule"}, needs="numpy"),
+    # docs/results.md
+    Case("tools/results/measure.py speed --device cuda --out docs/data/speed.csv", [prints("speed.csv: ", " figures"), rows_of_data],
+         {"docs/data/": "", "--device cuda": f"{_MEASURE} --prompt-tokens 16 --batches 1 --budgets 1MB --kv kivi"}),
+    Case("tools/results/measure.py captions --device cuda --model synthetic:llava-1.5-7b --batch-size 128 "
+         "--out docs/data/captions_speed.csv", [prints("captions_speed.csv: 4 figures"), rows_of_data],
+         {"docs/data/": "", "--device cuda --model synthetic:llava-1.5-7b --batch-size 128":
+             f"{_MEASURE} --limit 1 --kv f16 --kv int4"}),
+    Case("tools/results/measure.py answers --device cuda --jobs 8 --batch-size 64 --out docs/data/answers.csv",
+         [matches(r"answers\.csv: \d+ figures"), rows_of_data],
+         {"docs/data/": "", "--device cuda --jobs 8 --batch-size 64": f"{_MEASURE} --models pocket-llava --limit 1 --kv f16"}),
+    Case("tools/results/page.py", [], {"page.py": "page.py --check"}),
     # vlm-bench --help
     Case("vlm-bench latency -m synthetic:llava-tinyllama-1.1b", [prints("prefill", "decode", "GB/s")],
          {"1.1b": "1.1b,layers=1 --repeats 1 --tokens 2 --prompt-tokens 40"}),
@@ -253,6 +321,9 @@ DOCUMENTED = [
     Case('vlm-bench kernels --only "2 bits" -t 1', [prints("kivi 2 bits", "calibquant 2 bits", " x (")],
          {"-t 1": "-t 1 --rows 256 --repeats 1"}),
     # tools/*/README.md and docs/: the bundled sets, three of each
+    Case("vlm-run -m pocket-qwen --image heldout/scenes/scene_003.png", [answers], {"heldout": "tools/pocket/heldout"}),
+    Case('vlm-run -m pocket-qwen --video heldout/clips/clip_001.webp -p "Describe the video."',
+         [answers, reports("clip_001.webp: 8 of 8 frames")], {"heldout": "tools/pocket/heldout"}),
     Case("for set in captions documents questions clips; do vlm-run -m pocket-qwen --batch heldout/$set.jsonl "
          "--out $set.pred.jsonl --batch-size 8; done",
          [answered(f"{name}.pred.jsonl", 3) for name in ("captions", "documents", "questions", "clips")],
@@ -314,23 +385,14 @@ DOCUMENTED = [
 # Not run here, and why.
 ELSEWHERE = {
     "tools/demo.sh": "builds the tree; Demo in documented_test.py runs it with a build that is done",
-    "tools/setup.sh --video": "installs packages of the system",
     "tools/eval/setup.sh": "downloads packages",
     "tools/test.sh": "runs this test",
     "tools/test.sh --lint": "runs this test",
-    "cmake --install build/release --prefix PREFIX": "tests/install_test.py does it",
-    "cmake --build --preset release": "builds the tree",
-    "cmake -G Ninja -S examples -B build/examples -DCMAKE_PREFIX_PATH=PREFIX && cmake --build build/examples":
-        "tests/install_test.py does it",
     "python3 tests/mutants/run.py": "builds and tests the tree once a mutant; list_test.py keeps its list applicable",
     "cmake --preset fuzz && nice ninja -C build/fuzz image_fuzz": "builds with clang; the corpus is replayed by ctest",
     "ctest -L fuzz": "ctest runs those tests too",
-    "cmake --preset cuda": "builds the tree; tools/test.sh does where nvcc is",
-    "vlm-bench vision -m synthetic:internvl2.5-8b,layers=1 --device cpu -t 2 --image page.png --repeats 9":
-        "minutes of a CPU; the same of the bundled model is run",
-    "vlm-run -q -m pocket-qwen --kv kivi --device cpu --batch first40.jsonl --out out.jsonl --batch-size 16 -t 1":
-        "a measurement; batches under kivi are run elsewhere",
-    "llama-bench -t 2 -p 640 -n 0 -r 2": "a program of llama.cpp",
+    "tools/eval/fidelity.py --rule prefixkv": "a name; docs/evaluation.md has the command",
+    "xargs -d '\\n' rm -f <build/release-programs/install_manifest.txt": "removes an installation",
     "python -m venv venv && venv/bin/pip install -r tools/golden/requirements.txt": "downloads torch",
     "python3 -m pip install torch transformers tokenizers sentencepiece pillow matplotlib": "downloads torch",
 }
@@ -364,6 +426,14 @@ def _small_bench(command):
 # (pattern of the whole command, what makes a Case or a reason of it); the first that matches.
 RULES = [
     (r"vlm-kv list --markdown options > docs/policy-options\.md", lambda command: Case(command, [prints_page("docs/policy-options.md")])),
+    (r"(python3 )?tools/setup\.sh.*|apt-get .*", _elsewhere("installs packages of the system")),
+    (r"hf .*|pip install .*", _elsewhere("needs the network")),
+    (r"cmake --(?:preset|build).*", _elsewhere("builds the tree")),
+    (r"cmake --install .*|cmake -G Ninja -S examples .*|build/examples/.*", _elsewhere("tests/install_test.py does it")),
+    (r"cpack .*|tests/package/.*|debootstrap .*", _elsewhere("needs root and debootstrap; tests/package/deb.sh is run by hand")),
+    (r"docker .*", _elsewhere("needs Docker")),
+    (r"srun .*", _elsewhere("needs Slurm; eval_shards_test.py sets its variables")),
+    (r"mpirun .*", _elsewhere("needs Open MPI; vlm_run_shard_test.py and eval_shards_test.py set its variables")),
     (r"vlm-(run|bench) .*--device cuda\b.*", _on_a_gpu),
     (r"vlm-bench (latency|kernels|throughput) .*", _small_bench),
     (r"venv/bin/python tools/golden/export\.py.*", _elsewhere(_TORCH)),
@@ -374,6 +444,27 @@ RULES = [
     (r"(python3 )?tests/tools/[a-z_]+_test\.py", _elsewhere(_OTHER_TEST)),
     (r"[a-z]+_tests .*", _elsewhere(_OTHER_TEST)),
 ]
+
+
+# ---- pages that show what their commands print ------------------------------------------------------------------------
+
+
+def shown(page):
+    """A Case for each command of a transcript: the lines of "> " are typed, a refusal of an option ends with 2."""
+    text = (Path(__file__).resolve().parents[2] / page).read_text("utf-8")
+    known = {case.command: case for case in DOCUMENTED}
+    for command, lines in documented_commands.transcripts(text):
+        reasons = [make(command) for pattern, make in RULES if re.fullmatch(pattern, command)]
+        if command in known and not known[command].changes:
+            known[command].checks.append(as_shown(lines))
+        elif command not in known and not any(isinstance(reason, str) for reason in reasons):
+            typed = "".join(f"{line[2:]}\n" for line in lines if line.startswith("> "))
+            refused = any(re.match("vlm-[a-z]+: --", line) for line in lines)
+            yield Case(command, [as_shown(lines)], status=2 if refused else 0, stdin=typed)
+
+
+for _page in ("README.md", "docs/guide.md"):
+    DOCUMENTED += shown(_page)
 
 
 # ---- every option ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ PROGRAMS = ("vlm-run", "vlm-kv", "vlm-bench")
 STARTS = re.compile(
     r"(?:[A-Z_]+=\S* +)*"  # variables
     r"(?:(?:\S*/)?(?:vlm-run|vlm-kv|vlm-bench|[a-z_]+_tests|[a-z_]+_fuzz)"
-    r"|(?:\S+/)?[a-z_0-9]+\.(?:sh|py)|(?:\S*/)?python3?|(?:\S*/)?pip|cmake|ctest|ninja|llama-bench|hf|for)"
+    r"|(?:\S+/)?[a-z_0-9]+\.(?:sh|py)|(?:\S*/)?python3?|(?:\S*/)?pip|cmake|ctest|cpack|ninja|llama-bench|hf|mpirun|srun"
+    r"|apt-get|debootstrap|docker|xargs|for)"
     r"(?= |$)")
 
 
@@ -22,19 +23,55 @@ def documents(root):
 def blocks(text):
     """Lines of indented and fenced code, without their indent and fences."""
     fenced, block = False, []
-    for line in [*text.splitlines(), ""]:
+    for line in [*text.splitlines(), "end"]:
         if line.startswith("```"):
             fenced = not fenced
         elif fenced or line.startswith("    "):
             block.append(line if fenced else line[4:])
             continue
+        elif block and not line:  # code may go on after it
+            block.append(line)
+            continue
+        while block and not block[-1]:
+            block.pop()
         if block:
             yield block
             block = []
 
 
+def transcript(lines):
+    """[(command, [line of its output])] of a block that shows commands as "$ COMMAND", each with what it prints. Continued
+    lines and a here-document belong to the command."""
+    found, end = [], ""  # end: the last line of the here-document that is read, or a backslash
+    for line in lines:
+        if line.startswith("$ ") and not end:
+            found.append((line[2:], []))
+        elif end:
+            command = found.pop()[0]
+            found.append((command[:-1] + line.strip() if end == "\\" else f"{command}\n{line}", []))
+            if end != "\\":
+                end = end if line != end else ""
+                continue
+        else:
+            if found:
+                found[-1][1].append(line)
+            continue
+        here = re.search(r"<<'(\w+)'$", line)
+        end = here[1] if here else "\\" if line.endswith("\\") else ""
+    return [(command, output[:-1] if output and not output[-1] else output) for command, output in found]
+
+
+def transcripts(text):
+    """Those of a whole page."""
+    return [entry for block in blocks(text) for entry in transcript(block)]
+
+
 def commands_of_block(lines):
-    """One command a line; continued lines and loops are one command."""
+    """One command a line; continued lines and loops are one command. In a block with "$ COMMAND" nothing else is one."""
+    shown = transcript(lines)
+    if shown:
+        yield from (command for command, _ in shown)
+        return
     text = re.sub(r"\\\n\s*", "", "\n".join(lines))
     text = re.sub(r"^(for [^\n]*; do)\n(.*?)\ndone$",
                   lambda loop: f"{loop[1]} {'; '.join(map(str.strip, loop[2].splitlines()))}; done",
