@@ -1,3 +1,6 @@
+// What a spec may name: the policies that are built in, as tables, and the rules that a program has
+// registered, which are copied into a list that only grows.
+
 #include "kvcache/registry.h"
 
 #include <fmt/format.h>

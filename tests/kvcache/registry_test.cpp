@@ -158,7 +158,8 @@ TEST(RegisteredRetention, IsParsedWithItsOptions) {
   register_once(entry("registered_norm"));
   EXPECT_EQ(canonical(parse_spec("int4 + registered_norm, keep=1/2")),
             "registered_norm,keep=0.5 + int4");
-  EXPECT_THAT(refused([] { parse_spec("registered_norm,keep=2"); }), HasSubstr("did you mean keep=0.02?"));
+  EXPECT_THAT(refused([] { parse_spec("registered_norm,keep=2"); }),
+              HasSubstr("did you mean keep=0.02?"));
   EXPECT_THAT(refused([] { parse_spec("registered_nrm"); }),
               HasSubstr("did you mean registered_norm?"));
 }
@@ -166,7 +167,7 @@ TEST(RegisteredRetention, IsParsedWithItsOptions) {
 TEST(RegisteredRetention, FitsTheTablesOfConflicts) {
   register_once(entry("registered_norm"));
   EXPECT_THAT(refused([] { parse_spec("registered_norm + knorm"); }),
-              HasSubstr("two retention parts"));
+              HasSubstr("two retention rules"));
   EXPECT_THAT(refused([] { parse_spec("registered_norm + int4 + share=codes"); }),
               HasSubstr("did you mean registered_norm,head_shared=on?"));
 }
