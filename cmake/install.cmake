@@ -22,7 +22,7 @@ endif()
 
 install(TARGETS kvlm kvlm_runtime kvlm_vision kvlm_llm kvlm_kvcache kvlm_kernels kvlm_options
   EXPORT kvlm)
-install(FILES kvlm/kvlm.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvlm)
+install(FILES kvlm/kvlm.h kvlm/policy.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvlm)
 install(DIRECTORY kernels kvcache vision llm runtime DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvlm
   FILES_MATCHING PATTERN "*.h" PATTERN "cpu" EXCLUDE PATTERN "cuda" EXCLUDE
   PATTERN "no_cuda" EXCLUDE PATTERN "ffmpeg" EXCLUDE PATTERN "no_ffmpeg" EXCLUDE)

@@ -1,10 +1,12 @@
 #include "kernels/row_scores.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include "kernels/check.h"
 #include "kernels/cpu/row_scores.h"
 #include "kernels/cuda/row_scores.h"
+#include "kernels/elementwise.h"
 
 namespace kvlm {
 
@@ -54,6 +56,23 @@ void cosines_to_mean(std::span<const StoredRows> heads, int head_dim, std::span<
   check_rows("cosines_to_mean", heads, head_dim, cosines);
   if (check::on_gpu(stream)) return cuda::cosines_to_mean(heads, head_dim, cosines, stream);
   cpu::cosines_to_mean(heads, head_dim, cosines, stream);
+}
+
+std::vector<float> rows_on_host(const StoredRows& head, int head_dim, Stream& stream) {
+  if (head_dim < 1) refuse("rows_on_host: {} channels, expected at least one", head_dim);
+  check_head("rows_on_host", head, 0, head.rows);
+  const Shape shape{head.rows, head_dim};
+  Tensor rows(head.dtype, shape);
+  copy(rows, ConstTensorView(head.data, head.dtype, shape, stream.device()), stream);
+  std::vector<float> floats(static_cast<size_t>(shape.elements()));
+  const auto widen = [&](const auto* x) {
+    std::transform(x, x + floats.size(), floats.begin(),
+                   [](auto value) { return to_float(value); });
+  };
+  if (head.dtype == DType::kF32) widen(rows.as<float>());
+  if (head.dtype == DType::kF16) widen(rows.as<f16>());
+  if (head.dtype == DType::kBF16) widen(rows.as<bf16>());
+  return floats;
 }
 
 }  // namespace kvlm

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include "kernels/base/device.h"
 #include "kernels/base/dtype.h"
@@ -31,5 +32,11 @@ void row_norms(std::span<const StoredRows> heads, int head_dim, std::span<double
 /// Source: Park et al. 2025, "KeyDiff".
 void cosines_to_mean(std::span<const StoredRows> heads, int head_dim, std::span<double> cosines,
                      Stream& stream);
+
+/// (rows, head_dim) of one kv_head on the host, widened to float: for scores that no kernel
+/// computes.
+///
+/// Waits for the copy on CUDA. Throws Error{kInvalidArgument} as row_norms() does.
+std::vector<float> rows_on_host(const StoredRows& head, int head_dim, Stream& stream);
 
 }  // namespace kvlm

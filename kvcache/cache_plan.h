@@ -48,6 +48,7 @@ struct CachePlan {
   /// (layers,) of each store: what packs its rows; null: they stay plain rows.
   std::array<std::vector<const Quantizer*>, kStores> quantizers;
   std::unique_ptr<Retention> retention;  ///< null: every row is kept
+  bool checks_selections = false;        ///< RetentionEntry.checked of its rule
   ShareMap share;
   std::vector<int> pairs;  ///< layers of one number keep the same slots; empty: none must
 

@@ -109,6 +109,12 @@ void make_quantizers(CachePlan& plan, const PolicyContext& context) {
 void make_retention(CachePlan& plan, const PolicyContext& context) {
   const RetentionEntry& entry = *find_retention(plan.retention_part->name);
   plan.retention = entry.make(OptionValues(entry.info, *plan.retention_part), context);
+  plan.checks_selections = entry.checked;
+  if (plan.retention == nullptr) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--kv {} was registered with a make() that makes no rule",
+                            part_text(*plan.retention_part)));
+  }
   if (!plan.share.any() || plan.retention->same_in_all_layers()) return;
   for (size_t layer = 0; layer < plan.share.key_owner.size(); ++layer) {
     plan.pairs.push_back(std::min(plan.share.key_owner[layer], plan.share.value_owner[layer]));

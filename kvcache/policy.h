@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -160,10 +161,16 @@ struct QuantizerEntry {
   std::unique_ptr<Quantizer> (*make)(const OptionValues& options, const PolicyContext& context);
 };
 
+/// Makes a rule from the values of its options.
+using RetentionMaker =
+    std::function<std::unique_ptr<Retention>(const OptionValues&, const PolicyContext&)>;
+
 /// A retention rule's line in the registry.
 struct RetentionEntry {
   PolicyInfo info;
-  std::unique_ptr<Retention> (*make)(const OptionValues& options, const PolicyContext& context);
+  RetentionMaker make;
+  /// What select() returns is checked before it is used: a rule that is not built in.
+  bool checked = false;
 };
 
 }  // namespace kvlm

@@ -95,7 +95,7 @@ std::unique_ptr<Tokenizer> make_json_tokenizer(std::string_view json, const Toke
 /// A sentencepiece tokenizer.model, run by the sentencepiece library: BPE as LLaMA has it, and
 /// whatever other model type the library accepts (unigram, word, char).
 ///
-/// Added tokens come from `config`; the model's own <unk>, BOS and EOS are special too.
+/// Added tokens come from `config`; the model's own `<unk>`, BOS and EOS are special too.
 /// decode() drops the dummy prefix where the slow LlamaTokenizer does: at the front of the text
 /// and, with legacy, of every run after a special token that is shown. Unlike it, never two spaces
 /// at the front, and no space is put around special tokens.

@@ -38,6 +38,7 @@ struct Captioner::State {
   Checkpoint checkpoint;
   std::shared_ptr<CachePlan> plan;
   std::unique_ptr<Model> model;
+  GenerationResult last;
 };
 
 Captioner::Captioner(const std::filesystem::path& checkpoint, const CaptionerOptions& options)
@@ -45,6 +46,7 @@ Captioner::Captioner(const std::filesystem::path& checkpoint, const CaptionerOpt
 
 Captioner::~Captioner() = default;
 
+const GenerationResult& Captioner::last() const noexcept { return state_->last; }
 Model& Captioner::model() noexcept { return *state_->model; }
 Stream& Captioner::stream() noexcept { return state_->stream; }
 
@@ -66,6 +68,7 @@ std::string Captioner::describe(DecodedClip clip, std::string_view question, int
 
 std::string Captioner::State::answer(GenerationRequest request, std::string_view question,
                                      int max_tokens, const OnText& on_text) {
+  last = {};
   request.messages.push_back(user_message(
       question.empty() ? default_question(*model, request.images.size(), request.videos.size())
                        : std::string(question),
@@ -88,7 +91,8 @@ std::string Captioner::State::answer(GenerationRequest request, std::string_view
     generator.step();
     generator.deliver();
   }
-  return generator.take(key).text;
+  last = generator.take(key);
+  return last.text;
 }
 
 }  // namespace kvlm

@@ -13,6 +13,8 @@
 
 namespace kvlm {
 
+struct GenerationResult;
+
 struct CaptionerOptions {
   std::string kv = "f16";  ///< a cache policy, as for vlm-run --kv
   Device device{};
@@ -42,6 +44,10 @@ class Captioner {
   /// The same of a clip, which load_clip() reads. Throws also for a model that takes no videos.
   std::string describe(DecodedClip clip, std::string_view question = {}, int max_tokens = 0,
                        const OnText& on_text = nullptr);
+
+  /// What the latest describe() generated: tokens, timings, what its cache held. Empty before the
+  /// first, and after one that threw.
+  const GenerationResult& last() const noexcept;
 
   Model& model() noexcept;
   Stream& stream() noexcept;

@@ -3,7 +3,7 @@
 
     tools -> runtime -> vision ----------------> kernels        arrows = "may include"
                      -> llm ------> kvcache ---> kernels        kernels/base is vocabulary of all
-    kvlm/kvlm.h, the one header of other projects, is above runtime and below nothing
+    kvlm/kvlm.h and kvlm/policy.h, the headers of other projects, are above runtime and below nothing
 
 Runs as a test; `tests/layering_test.py --report` also lists the sources without a mirror test.
 """

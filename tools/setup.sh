@@ -6,6 +6,7 @@
 #   tools/setup.sh --test   and matplotlib and numpy, so that plots and intervals are tested too
 #   tools/setup.sh --lint   and clang-format, clang-tidy, shellcheck
 #   tools/setup.sh --deb    and what cpack -G DEB calls
+#   tools/setup.sh --docs   and mkdocs with its Material theme and doxygen
 #
 # Does nothing, quickly, when all is there. Needs root or sudo only if something is missing.
 set -euo pipefail
@@ -32,6 +33,7 @@ video_packages=(libavformat-dev libavcodec-dev libswscale-dev libavutil-dev)
 test_packages=(python3-matplotlib python3-numpy)
 lint_packages=(clang-format clang-tidy shellcheck)
 deb_packages=(dpkg-dev)
+docs_packages=(mkdocs mkdocs-material doxygen)
 
 for argument in "$@"; do
   case $argument in
@@ -39,8 +41,9 @@ for argument in "$@"; do
     --test) packages+=("${test_packages[@]}") ;;
     --lint) packages+=("${lint_packages[@]}") ;;
     --deb) packages+=("${deb_packages[@]}") ;;
+    --docs) packages+=("${docs_packages[@]}") ;;
     *)
-      echo "setup.sh: unknown argument '$argument'; there are --video, --test, --lint and --deb" >&2
+      echo "setup.sh: unknown argument '$argument'; there are --video, --test, --lint, --deb and --docs" >&2
       exit 2
       ;;
   esac

@@ -1,25 +1,28 @@
 #!/usr/bin/env bash
 # Builds everything and runs every test; the last lines are ctest's own summary.
 #
-#   tools/test.sh [--preset release|dev|asan|tsan] [--jobs N] [--lint]
+#   tools/test.sh [--preset release|dev|asan|tsan] [--jobs N] [--lint] [--docs]
 #
 #   --preset  what to build and test: release (the default), dev (assertions), asan (address and
 #             undefined behaviour), tsan (threads); the build is kept in build/PRESET
 #   --jobs    compilers and tests at a time; all cores by default
 #   --lint    first check the format (clang-format) and the code (clang-tidy, shellcheck)
+#   --docs    first build the site and the API's pages into build/site; a warning, a link that leads
+#             nowhere or a page that fetches something fails
 #
 # Where nvcc is found, the CUDA backend is compiled too (its tests need a GPU and are not run here).
 # Exit status 0 if everything passed, 1 if a step failed, naming it; 2 for a wrong argument.
 set -euo pipefail
 
 usage() {
-  echo "test.sh: $1; usage: tools/test.sh [--preset release|dev|asan|tsan] [--jobs N] [--lint]" >&2
+  echo "test.sh: $1; usage: tools/test.sh [--preset release|dev|asan|tsan] [--jobs N] [--lint] [--docs]" >&2
   exit 2
 }
 
 preset=release
 jobs=$(nproc)
 lint=
+docs=
 while (($#)); do
   case $1 in
     --preset | --jobs)
@@ -28,6 +31,7 @@ while (($#)); do
       shift
       ;;
     --lint) lint=1 ;;
+    --docs) docs=1 ;;
     -h | --help)
       sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
       exit 0
@@ -57,7 +61,7 @@ build() { # build PRESET
   step "build ($1)" cmake --build --preset "$1" -j "$jobs"
 }
 
-step "install what is missing" tools/setup.sh --test ${lint:+--lint}
+step "install what is missing" tools/setup.sh --test ${lint:+--lint} ${docs:+--docs}
 
 check_format() { sources '*.h' '*.cpp' '*.cu' '*.cuh' | xargs -0 clang-format --dry-run -Werror; }
 check_shell() { sources '*.sh' .ci/run | xargs -0 shellcheck; }
@@ -70,6 +74,8 @@ if [[ $lint ]]; then
   step "clang-tidy" run-clang-tidy -quiet -j "$jobs" -p "build/$preset" \
     "^$PWD/(kernels|kvcache|vision|llm|runtime|tools|tests)/"
 fi
+
+if [[ $docs ]]; then step "build the site" tools/docs/build.py; fi
 
 build "$preset"
 if command -v nvcc >/dev/null && compgen -G "kernels/cuda/*.cu" >/dev/null; then build cuda; fi

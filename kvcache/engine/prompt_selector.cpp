@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <numeric>
+#include <span>
+#include <string>
 #include <utility>
 
 #include "kernels/base/error.h"
@@ -26,6 +29,71 @@ std::vector<int32_t> all_rows(int n) {
   std::vector<int32_t> rows(static_cast<size_t>(n));
   std::iota(rows.begin(), rows.end(), 0);
   return rows;
+}
+
+/// Ascending rows of a prompt, the last one among them.
+bool keeps_rows(std::span<const int32_t> slots, int prompt_rows) {
+  return !slots.empty() && slots.front() >= 0 && slots.back() == prompt_rows - 1 &&
+         std::ranges::is_sorted(slots, std::less_equal());
+}
+
+[[noreturn]] void refuse_selection(const CachePlan& plan, const std::string& what) {
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("the rule of --kv {} selected {}; see Retention::select()", plan.spec, what));
+}
+
+/// Throws for what would be read or written out of bounds.
+void check_selection(const CachePlan& plan, const LayerSelection& selection, int layer,
+                     const SequenceSize& size) {
+  const Retention& rule = *plan.retention;
+  const size_t lists = rule.per_head() ? static_cast<size_t>(plan.shape.kv_heads) : 1;
+  if (selection.slots.size() != lists) {
+    refuse_selection(plan, fmt::format("{} lists of slots for layer {}, expected {}",
+                                       selection.slots.size(), layer, lists));
+  }
+  for (const std::vector<int32_t>& slots : selection.slots) {
+    if (!keeps_rows(slots, size.prompt_rows)) {
+      refuse_selection(plan, fmt::format("slots of layer {} that are not ascending from 0 to {} "
+                                         "with the last among them",
+                                         layer, size.prompt_rows - 1));
+    }
+    if (slots.size() != selection.slots[0].size()) {
+      refuse_selection(plan,
+                       fmt::format("another number of slots for each head of layer {}", layer));
+    }
+  }
+  const bool scored = selection.scores.size() == lists &&
+                      std::ranges::all_of(selection.scores, [&](const std::vector<float>& scores) {
+                        return scores.size() == selection.slots[0].size();
+                      });
+  if (!scored && (rule.evicts_by_score() || !selection.scores.empty())) {
+    refuse_selection(plan, fmt::format("slots of layer {} without as many scores", layer));
+  }
+  const int most = rule.peak_rows_of_layer(plan.shape.layers, size.prompt_rows, size.max_rows);
+  if (selection.kept() > most) {
+    refuse_selection(plan,
+                     fmt::format("{} slots of layer {}, more than its peak_rows_of_layer(), {}",
+                                 selection.kept(), layer, most));
+  }
+}
+
+/// The same for all layers at once.
+void check_selections(const CachePlan& plan, std::span<const LayerSelection> selections,
+                      const SequenceSize& size) {
+  if (selections.size() != static_cast<size_t>(plan.shape.layers)) {
+    refuse_selection(plan,
+                     fmt::format("for {} layers of {}", selections.size(), plan.shape.layers));
+  }
+  for (size_t layer = 0; layer < selections.size(); ++layer) {
+    check_selection(plan, selections[layer], static_cast<int>(layer), size);
+    const size_t pair = plan.pairs.empty() ? layer : static_cast<size_t>(plan.pairs[layer]);
+    if (selections[layer].slots != selections[pair].slots) {
+      refuse_selection(plan, fmt::format("other slots for layer {} than for layer {}, whose codes "
+                                         "it shares",
+                                         layer, pair));
+    }
+  }
 }
 
 }  // namespace
@@ -169,15 +237,25 @@ std::vector<LayerSelection> PromptSelector::select(Sequence& sequence, int begin
                                                    Stream& stream) {
   await(sequence, begin, end, stream);
   if (traits_.retention() != nullptr && traits_.layouts().joint()) {
-    return traits_.retention()->select(view_of(sequence, -1), traits_.plan().pairs);
+    std::vector<LayerSelection> all =
+        traits_.retention()->select(view_of(sequence, -1), traits_.plan().pairs);
+    if (traits_.plan().checks_selections) check_selections(traits_.plan(), all, sequence.size);
+    return all;
   }
   std::vector<LayerSelection> selections(static_cast<size_t>(end - begin));
   stream.pool().parallel_for(selections.size(), [&](size_t i, int) {
     if (traits_.retention() == nullptr) {
       selections[i].slots.push_back(all_rows(static_cast<int>(sequence.modality.size())));
     } else {
-      const PromptView view = view_of(sequence, begin + static_cast<int>(i));
-      selections[i] = traits_.retention()->select(view, traits_.plan().pairs).front();
+      const int layer = begin + static_cast<int>(i);
+      std::vector<LayerSelection> one =
+          traits_.retention()->select(view_of(sequence, layer), traits_.plan().pairs);
+      if (traits_.plan().checks_selections) {
+        if (one.size() != 1)
+          refuse_selection(traits_.plan(), fmt::format("for {} layers of 1", one.size()));
+        check_selection(traits_.plan(), one[0], layer, sequence.size);
+      }
+      selections[i] = std::move(one.front());
     }
   });
   return selections;

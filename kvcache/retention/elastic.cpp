@@ -73,7 +73,7 @@ class Elastic final : public Uniform {
   bool inner_anchors_;
 };
 
-std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
+std::unique_ptr<Retention> make_rule(const OptionValues& options, const PolicyContext& context) {
   return std::make_unique<Elastic>(options.real("keep"), score_from(options),
                                    options.text("anchors") == "inner",
                                    PlaceEviction::from(options, context));
@@ -91,6 +91,6 @@ const RetentionEntry elastic{
      .options = kOptions,
      .example = "elastic,keep=0.5",
      .arxiv = "2407.18121"},
-    make};
+    make_rule};
 
 }  // namespace kvlm::retention

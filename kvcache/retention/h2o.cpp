@@ -108,7 +108,7 @@ class H2o final : public Retention {
   Settings settings_;
 };
 
-std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext&) {
+std::unique_ptr<Retention> make_rule(const OptionValues& options, const PolicyContext&) {
   H2o::Settings settings;
   settings.keep = options.real("keep");
   settings.head_shared = options.text("head_shared") == "on";
@@ -129,6 +129,6 @@ const RetentionEntry h2o{
      .options = kOptions,
      .example = "h2o,keep=0.4",
      .arxiv = "2306.14048"},
-    make};
+    make_rule};
 
 }  // namespace kvlm::retention

@@ -1,13 +1,9 @@
-#include <array>
-
 #include "kvcache/policies.h"
 #include "kvcache/retention/scored.h"
 
 namespace kvlm::retention {
 
 namespace {
-
-constexpr std::array kOptions = {kKeep, kHeadShared, kOurSinks, kLast, kEvictIfAsked, kDistance};
 
 /// Keeps the rows whose keys are least like the others: by their cosine to the mean of the
 /// normalised keys of their kv_head. Keys that point elsewhere than most tend to get attention.
@@ -38,7 +34,7 @@ const RetentionEntry keydiff{
      .source = "KeyDiff, as in kvpress",
      .stores = "per KV head, the tokens whose keys are least similar to the mean key",
      .composes = "any quantizer; share=codes and xquant only with head_shared=on",
-     .options = kOptions,
+     .options = kScoredOptions,
      .example = "keydiff,keep=0.5",
      .arxiv = "2504.15364"},
     make<KeyDiff>};

@@ -1,13 +1,9 @@
-#include <array>
-
 #include "kvcache/policies.h"
 #include "kvcache/retention/scored.h"
 
 namespace kvlm::retention {
 
 namespace {
-
-constexpr std::array kOptions = {kKeep, kHeadShared, kOurSinks, kLast, kEvictIfAsked, kDistance};
 
 /// Keeps the rows whose keys are shortest: a key of small norm tends to get much attention. Neither
 /// queries nor weights are looked at. floor(r N) rows per kv_head; see ScoredRule.
@@ -36,7 +32,7 @@ const RetentionEntry knorm{
      .source = "L2 norm, as in kvpress",
      .stores = "per KV head, the tokens whose keys have the smallest norm",
      .composes = "any quantizer; share=codes and xquant only with head_shared=on",
-     .options = kOptions,
+     .options = kScoredOptions,
      .example = "knorm,keep=0.5",
      .arxiv = "2406.11430"},
     make<Knorm>};

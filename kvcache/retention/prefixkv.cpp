@@ -228,7 +228,7 @@ std::vector<double> profiled_forget(const OptionValues& options, const PolicyCon
   return forget;
 }
 
-std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
+std::unique_ptr<Retention> make_rule(const OptionValues& options, const PolicyContext& context) {
   Settings settings;
   settings.keep = options.real("keep");
   if (!keeps_everything(settings.keep)) {
@@ -255,6 +255,6 @@ const RetentionEntry prefixkv{
      .options = kOptions,
      .example = "prefixkv,keep=0.5 + kivi,bits=4",
      .arxiv = "2412.03409"},
-    make};
+    make_rule};
 
 }  // namespace kvlm::retention

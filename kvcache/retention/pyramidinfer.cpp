@@ -237,7 +237,7 @@ class PyramidInfer final : public PlacedRule {
   Settings settings_;
 };
 
-std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext&) {
+std::unique_ptr<Retention> make_rule(const OptionValues& options, const PolicyContext&) {
   PyramidInfer::Settings settings;
   settings.keep = options.real("keep");
   settings.recent = options.real("recent");
@@ -266,6 +266,6 @@ const RetentionEntry pyramidinfer{
      .options = kOptions,
      .example = "pyramidinfer,keep=0.5",
      .arxiv = "2405.12532"},
-    make};
+    make_rule};
 
 }  // namespace kvlm::retention

@@ -92,7 +92,7 @@ class PyramidKv final : public WindowRule {
   bool tied_;
 };
 
-std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
+std::unique_ptr<Retention> make_rule(const OptionValues& options, const PolicyContext& context) {
   return std::make_unique<PyramidKv>(WindowRule::Settings::from(options), options.real("beta"),
                                      options.text("no_floor") == "on", context.with_sharing,
                                      PlaceEviction::from(options, context));
@@ -109,6 +109,6 @@ const RetentionEntry pyramidkv{
      .options = kOptions,
      .example = "pyramidkv,keep=0.3",
      .arxiv = "2406.02069"},
-    make};
+    make_rule};
 
 }  // namespace kvlm::retention

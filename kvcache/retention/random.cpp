@@ -83,7 +83,7 @@ class Random final : public PlacedRule {
   bool head_shared_;
 };
 
-std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
+std::unique_ptr<Retention> make_rule(const OptionValues& options, const PolicyContext& context) {
   return std::make_unique<Random>(
       options.real("keep"), static_cast<uint64_t>(options.integer("seed")),
       options.text("head_shared") == "on", PlaceEviction::from(options, context));
@@ -100,6 +100,6 @@ const RetentionEntry random{
      .composes = "any quantizer; share=codes and xquant only with head_shared=on",
      .options = kOptions,
      .example = "random,keep=0.5,seed=1"},
-    make};
+    make_rule};
 
 }  // namespace kvlm::retention

@@ -1,8 +1,32 @@
 #include "kvcache/retention/scored.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace kvlm::retention {
+
+namespace {
+
+class FunctionRule final : public ScoredRule {
+ public:
+  FunctionRule(const OptionValues& options, const PolicyContext& context, ScoreFunction score)
+      : ScoredRule(options, context), score_(std::move(score)) {}
+
+  void score(const LayerRows& layer, std::span<double> scores, Stream& stream) const override {
+    score_(layer, scores, stream);
+  }
+
+ private:
+  ScoreFunction score_;
+};
+
+}  // namespace
+
+RetentionMaker scored_by(ScoreFunction score) {
+  return [score = std::move(score)](const OptionValues& options, const PolicyContext& context) {
+    return std::make_unique<FunctionRule>(options, context, score);
+  };
+}
 
 std::vector<LayerSelection> ScoredRule::select(const PromptView& prompt,
                                                std::span<const int> pairs) const {

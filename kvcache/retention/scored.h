@@ -1,5 +1,9 @@
 #pragma once
 
+#include <array>
+#include <functional>
+#include <span>
+
 #include "kvcache/retention/common.h"
 
 namespace kvlm::retention {
@@ -28,5 +32,16 @@ class ScoredRule : public PlacedRule {
 
   bool head_shared_;
 };
+
+/// The options that ScoredRule reads, for the table of a rule that has no others.
+inline constexpr std::array kScoredOptions = {kKeep, kHeadShared,   kOurSinks,
+                                              kLast, kEvictIfAsked, kDistance};
+
+/// Writes the scores of a layer's rows: as Retention::score().
+using ScoreFunction = std::function<void(const LayerRows&, std::span<double> scores, Stream&)>;
+
+/// Makes ScoredRules whose score() is `score`, for register_retention(). Their options are
+/// kScoredOptions.
+RetentionMaker scored_by(ScoreFunction score);
 
 }  // namespace kvlm::retention

@@ -32,7 +32,7 @@ class SnapKv final : public WindowRule {
   }
 };
 
-std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
+std::unique_ptr<Retention> make_rule(const OptionValues& options, const PolicyContext& context) {
   return std::make_unique<SnapKv>(WindowRule::Settings::from(options),
                                   PlaceEviction::from(options, context));
 }
@@ -48,6 +48,6 @@ const RetentionEntry snapkv{
      .options = kOptions,
      .example = "snapkv,keep=0.3,window=32",
      .arxiv = "2404.14469"},
-    make};
+    make_rule};
 
 }  // namespace kvlm::retention

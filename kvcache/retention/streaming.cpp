@@ -98,7 +98,7 @@ class Streaming final : public Retention {
   bool rerotate_;
 };
 
-std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
+std::unique_ptr<Retention> make_rule(const OptionValues& options, const PolicyContext& context) {
   const bool rerotate = options.text("rerotate") == "on";
   if (rerotate && context.with_quantizer) {
     throw Error(ErrorCode::kUnsupported,
@@ -126,6 +126,6 @@ const RetentionEntry streaming{
      .options = kOptions,
      .example = "streaming,keep=0.3",
      .arxiv = "2309.17453"},
-    make};
+    make_rule};
 
 }  // namespace kvlm::retention

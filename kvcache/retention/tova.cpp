@@ -67,7 +67,7 @@ class Tova final : public PlacedRule {
   }
 };
 
-std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
+std::unique_ptr<Retention> make_rule(const OptionValues& options, const PolicyContext& context) {
   const double keep = options.real("keep");
   PlaceEviction eviction = PlaceEviction::from(options, context);
   // A rule that keeps everything holds no layer at its size.
@@ -87,6 +87,6 @@ const RetentionEntry tova{
      .options = kOptions,
      .example = "tova,keep=0.5",
      .arxiv = "2401.06104"},
-    make};
+    make_rule};
 
 }  // namespace kvlm::retention

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::array kOptions = {kKeep, kScore, kSinks, kLast, kEvict, kDistance};
 
-std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
+std::unique_ptr<Retention> make_rule(const OptionValues& options, const PolicyContext& context) {
   return std::make_unique<Uniform>(options.real("keep"), score_from(options),
                                    PlaceEviction::from(options, context));
 }
@@ -52,6 +52,6 @@ const RetentionEntry uniform{
      .options = kOptions,
      .example = "uniform,keep=0.5",
      .arxiv = "2412.03409"},
-    make};
+    make_rule};
 
 }  // namespace kvlm::retention

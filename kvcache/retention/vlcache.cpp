@@ -132,7 +132,7 @@ class VlCache final : public PlacedRule {
   bool head_shared_;
 };
 
-std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
+std::unique_ptr<Retention> make_rule(const OptionValues& options, const PolicyContext& context) {
   return std::make_unique<VlCache>(options.real("keep"), options.real("recent"),
                                    options.text("head_shared") == "on",
                                    PlaceEviction::from(options, context));
@@ -150,6 +150,6 @@ const RetentionEntry vlcache{
      .options = kOptions,
      .example = "vlcache,keep=0.3",
      .arxiv = "2410.23317"},
-    make};
+    make_rule};
 
 }  // namespace kvlm::retention

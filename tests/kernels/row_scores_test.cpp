@@ -45,6 +45,21 @@ TEST_F(RowScores, NormsOfEveryFormat) {
   }
 }
 
+TEST_F(RowScores, RowsOnTheHostAreWidened) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    std::vector<Tensor> tensors;
+    tensors.push_back(make_tensor(dtype, {2, 3}, {3, -4, 0, 0.5, 12, -0.25}));
+    EXPECT_THAT(rows_on_host(heads_of(tensors)[0], 3, stream_),
+                ElementsAre(3, -4, 0, 0.5f, 12, -0.25f));
+  }
+  EXPECT_THAT(message_of(ErrorCode::kInvalidArgument, [&] { rows_on_host({}, 3, stream_); }),
+              HasSubstr("rows_on_host: KV head 0 claims 0 rows"));
+  const float row[1] = {1};
+  const StoredRows one{reinterpret_cast<const std::byte*>(row), DType::kF32, 1};
+  EXPECT_THAT(message_of(ErrorCode::kInvalidArgument, [&] { rows_on_host(one, 0, stream_); }),
+              HasSubstr("0 channels"));
+}
+
 /// Rows (3, 4), (1, 0) and (0, -2): their directions add up to (1.6, -0.2), of length sqrt(2.6). A
 /// row of zeros changes none of it.
 TEST_F(RowScores, CosinesToTheMeanDirection) {

@@ -5,6 +5,7 @@
 
 #include "kernels/base/error.h"
 #include "runtime/clip_file.h"
+#include "runtime/generator.h"
 #include "tests/runtime/golden.h"
 #include "tests/runtime/loading/safetensors_writer.h"
 
@@ -65,6 +66,17 @@ TEST(Captioner, AModelThatTakesNoVideosSaysSo) {
   clip.frames = {picture()};
   EXPECT_THAT(error_of([&] { captioner.describe(clip, "what?", 4); }).what(),
               HasSubstr("takes no videos"));
+}
+
+TEST(Captioner, TellsWhatTheLatestTook) {
+  Captioner captioner(folder(), {.kv = "f32", .threads = 1});
+  EXPECT_TRUE(captioner.last().tokens.empty());
+  const std::string text = captioner.describe(picture(), "What is this?", 9);
+  EXPECT_EQ(captioner.last().text, text);
+  EXPECT_FALSE(captioner.last().tokens.empty());
+  EXPECT_DOUBLE_EQ(captioner.last().cache.stored_bits, 32);
+  EXPECT_THROW(captioner.describe(picture(), "<image><image>", 4), Error);
+  EXPECT_TRUE(captioner.last().tokens.empty());
 }
 
 TEST(Captioner, AsksForACaptionWithoutAQuestion) {

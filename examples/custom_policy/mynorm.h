@@ -1,0 +1,4 @@
+#pragma once
+
+/// After this call every spec may name the rule "mynorm".
+void register_mynorm();
