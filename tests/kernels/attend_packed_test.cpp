@@ -850,7 +850,7 @@ TEST_F(AttendPacked, RefusesWhatDoesNotAddUp) {
   EXPECT_THAT(message(bad), HasSubstr("the values hold 0 slots"));
   bad = good;
   bad.weights = nullptr;
-  EXPECT_THAT(message(bad), HasSubstr("lacks"));
+  EXPECT_THAT(message(bad), HasSubstr("has no query, weights or output"));
   bad = good;
   std::vector<SlotRun> keys = lane.keys();
   bad.keys = keys;
@@ -868,7 +868,7 @@ TEST_F(AttendPacked, RefusesWhatDoesNotAddUp) {
   std::vector<PackedBlock> blocks(keys[0].blocks.begin(), keys[0].blocks.end());
   keys[0].blocks = blocks;
   blocks[1].live_rows += 1;
-  EXPECT_THAT(message(bad), HasSubstr("states"));
+  EXPECT_THAT(message(bad), HasSubstr("claims"));
   blocks[1].live_rows -= 1;
   blocks[0].zeros = nullptr;
   EXPECT_THAT(message(bad), HasSubstr("zero points"));

@@ -68,7 +68,7 @@ TEST(PlaceBytes, SaysWhatDoesNotFit) {
   Tensor few(DType::kF32, {1, 12});
   EXPECT_THAT(refusal(few, from, values), HasSubstr("cannot be converted to (1, 12)"));
   const Tensor five = normal_tensor(DType::kF32, {5, 256}, 1);
-  EXPECT_THAT(refusal(to, from, five), HasSubstr("by 5 tables"));
+  EXPECT_THAT(refusal(to, from, five), HasSubstr("with 5 tables"));
   const Tensor half = normal_tensor(DType::kF32, {3, 128}, 1);
   EXPECT_THAT(refusal(to, from, half), HasSubstr("a value for each byte"));
   EXPECT_THAT(refusal(to, to, values), HasSubstr("u8"));

@@ -416,7 +416,7 @@ TEST(ColumnSums, RefuseWhatDoesNotFit) {
   EXPECT_THAT(message(good.q, other, good.past, 0, 16, 4), HasSubstr("k has shape (4, 2, 8)"));
   EXPECT_THAT(message(good.q, three_heads, {}, 0, 15, 4), HasSubstr("4 query heads"));
   EXPECT_THAT(message(half, good.k, good.past, 0, 16, 4), HasSubstr("f16"));
-  EXPECT_THAT(message(good.q, good.k, good.past, 0, 15, 4), HasSubstr("sums have rows of 7 "));
+  EXPECT_THAT(message(good.q, good.k, good.past, 0, 15, 4), HasSubstr("sums have rows of 7,"));
   EXPECT_THAT(message(good.q, good.k, good.past, 0, 16, 3), HasSubstr("small_entries has 3"));
   EXPECT_THAT(message(good.q, good.k, good.past, 5, 16, 4), HasSubstr("first_row is 5"));
   EXPECT_THAT(message(good.q, good.k, good.past, -1, 16, 4), HasSubstr("first_row is -1"));

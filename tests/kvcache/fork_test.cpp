@@ -371,7 +371,7 @@ TEST(ForkTest, RefusesSequencesWithoutAPrompt) {
         ADD_FAILURE() << spec << ": nothing was thrown";
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-        EXPECT_THAT(error.what(), HasSubstr("before its first prompt has ended"));
+        EXPECT_THAT(error.what(), HasSubstr("only after its first prompt"));
       }
     };
     refused(SequenceId{0});

@@ -291,9 +291,9 @@ TEST(Sampler, LogitsThatAreNoNumbersAreRefused) {
   EXPECT_THAT(refused([&] {
                 sample(sampler, {1, std::nanf(""), 2});
               }),
-              HasSubstr("the model's logits are not numbers"));
+              HasSubstr("the model's logits are not finite numbers"));
   EXPECT_THAT(refused([&] { sampler.accept(kNoToken); }),
-              HasSubstr("the model's logits are not numbers"));
+              HasSubstr("the model's logits are not finite numbers"));
 }
 
 TEST(Sampler, AllocatesNothing) {

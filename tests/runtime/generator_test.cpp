@@ -637,7 +637,7 @@ TEST(Generator, RefusesWhatDoesNotFitAndServesItWhenThereIsRoom) {
   request.id = "record-2";
   const Error error = error_of([&] { generator.admit(request, {}); });
   EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
-  EXPECT_THAT(error.what(), AllOf(HasSubstr("record-2"), HasSubstr("60 tokens of f16"),
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("record-2"), HasSubstr("60 tokens under --kv f16"),
                                   HasSubstr("0 bytes of ")));
   EXPECT_EQ(cache->bytes(), bytes);
   EXPECT_EQ(generator.active(), 1);

@@ -66,8 +66,8 @@ TEST(OutputText, OnlyItsOwnTornEndIsCutOff) {
   EXPECT_EQ(open.good_bytes, whole.size());
   for (const std::string text :
        {"notes", R"({"a": 1})", R"({"id":1})", R"({"id":[1],"text":""})"}) {
-    EXPECT_THAT(refusal(text), HasSubstr("no record of a batch")) << text;
-    EXPECT_THAT(refusal(text + "\n" + whole), HasSubstr("no record of a batch")) << text;
+    EXPECT_THAT(refusal(text), HasSubstr("not a record of a batch")) << text;
+    EXPECT_THAT(refusal(text + "\n" + whole), HasSubstr("not a record of a batch")) << text;
   }
 }
 

@@ -31,7 +31,7 @@ TEST(Records, VideosStandBesidePictures) {
   EXPECT_EQ(records[0].error, "");
   EXPECT_THAT(records[0].videos, ElementsAre("in/a.mp4", "/frames", "in/./-"));
   EXPECT_THAT(records[0].images, ElementsAre("in/x.png"));
-  EXPECT_THAT(records[1].error, HasSubstr("video http://a.org/b.mp4 is an address"));
+  EXPECT_THAT(records[1].error, HasSubstr("video http://a.org/b.mp4 is a URL"));
   EXPECT_THAT(records[2].error, HasSubstr("a list of file names"));
   EXPECT_THAT(records[3].error, HasSubstr("did you mean \"video\"?"));
 }

@@ -34,7 +34,7 @@ TEST(BatchOf, CountsStagingOnce) {
 TEST(BatchOf, CountsWhatADeviceHoldsBeside) {
   EXPECT_EQ(batch_of(kDevice, 700, {1'000'000, 0}, 2'000'000, {1'000'000, 400'000}), 5);
   EXPECT_THAT(refusal(kDevice, {1'000'000, 0}, 9'000'000, {500'000, 0}),
-              HasSubstr("beside 9.00 MB of weights and 500.0 kB of workspaces"));
+              HasSubstr("with 9.00 MB of weights and 500.0 kB of workspaces"));
 }
 
 TEST(BatchOf, SaysWhatOneSequenceTakes) {

@@ -243,7 +243,7 @@ class Throughput(unittest.TestCase):
         self.assertRegex(result.stderr, r'^vlm-bench: --only "kivi, 2" matches no format.s name; the formats are "kivi 1 bit", ')
 
     def test_a_subcommand_is_asked_for_by_name(self):
-        for words, found in (([], "no subcommand was given"), (["kernel"], '"kernel" is no subcommand')):
+        for words, found in (([], "no subcommand was given"), (["kernel"], '"kernel" is not a subcommand')):
             result = subprocess.run([PROGRAM, *words], capture_output=True, text=True, check=False)
             self.assertEqual((result.returncode, result.stdout), (2, ""))
             self.assertRegex(result.stderr,

@@ -117,7 +117,7 @@ class Batches(VlmRun):
         picture = {"id": 1, "image": str(PICTURE)}
         for before, now, words in (
                 (picture, {"id": 1, "image": str(other)}, ["image0.png", "other.png"]),
-                (picture, {"id": 1, "images": [str(PICTURE)] * 2}, ["1 picture"]),
+                (picture, {"id": 1, "images": [str(PICTURE)] * 2}, ["1 image"]),
                 (picture, picture | {"prompt": "why?"}, ["no prompt", "why?"]),
                 ({"id": 1, "prompt": "what?"}, {"id": 1, "prompt": "why?"}, ["what?", "why?"])):
             with self.subTest(now):
@@ -149,7 +149,7 @@ class Batches(VlmRun):
         shutil.copy(PICTURE, self.folder / "b.png")
         for rest in ([self.folder / "b.png"], [self.folder / "b.png", PICTURE]):
             self.assert_refused(run("-m", MODEL, "--out", self.output, "--batch", PICTURE, *rest),
-                                2, ["b.png", "in quotes"])
+                                2, ["b.png", "quote a pattern"])
         self.assert_refused(run("-m", MODEL, "--batch", PICTURE, "typo"), 2, ["not expected"])
         self.assertFalse(self.output.exists())
 
@@ -179,7 +179,7 @@ class Batches(VlmRun):
                  ('{"id": 1, "image": "pipe"}', ["pipe is a pipe"]),
                  ('{"id": 1, "image": "-"}', ["/- does not exist"]),
                  ('{"id": 1, "image": "/dev/zero"}', ["/dev/zero is a device"]),
-                 ('{"id": 1, "image": "http://a.org/b.png"}', ["address"]),
+                 ('{"id": 1, "image": "http://a.org/b.png"}', ["is a URL"]),
                  ('{"id": 1, "video": "a.mp4"}', ["video ", "a.mp4 does not exist"]),
                  ('{"id": 1, "video": "-"}', ["/- does not exist"]),
                  ('{"id": 1, "id": 2}', ["twice", 'write it like {"id"']),

@@ -290,7 +290,7 @@ BAD_REQUESTS = [
     ([*IMAGE, "-p", ""], 2, ["--prompt is empty"]),
     ([*IMAGE, "--kv-memory", ""], 2, ['""']),
     (["--image", "{folder}", "-p", "what?"], 1, ["{folder}", "--batch {folder} --out"]),
-    (["--image", "https://example.org/a.png"], 1, ["address", "download it"]),
+    (["--image", "https://example.org/a.png"], 1, ["is a URL", "download it"]),
     (["--image", "data:image/png;base64,AAAA"], 1, ["data URI"]),
     (["--image", "file://{folder}/gone%20.png"], 1, ["gone"]),
     (["--image", "-", "-p", "-"], 2, ["--image - and -p -", "standard input"]),

@@ -94,7 +94,7 @@ class Videos(LongVideo):
                 (["--video", empty], 1, ["without image files"]),
                 (["--video", mixed], 1, ["a frame of another size", "frame 3"]),
                 (["--video", "-"], 2, ["standard input", "give the path"]),
-                (["--video", "https://a.org/b.mp4"], 1, ["is an address"]),
+                (["--video", "https://a.org/b.mp4"], 1, ["is a URL"]),
                 (["--video", ROOT / "README.md"], 1, ["video", "a folder of frames"]),
                 (["--image", DATA / "ffv1.mkv"], 1, ["a video (Matroska)", "give it as a video"]),
                 (["--image", FRAMES], 1, ["is a directory", f"--video {FRAMES}"]),
@@ -117,7 +117,7 @@ class Videos(LongVideo):
         for name in ("internvl", "internvl_original", "qwen2_vl", "qwen2_5_vl", "llava_onevision"):
             with self.subTest(name):
                 result = self.ask("-m", ROOT / "tests/golden" / name, "--video", FRAMES, "--fps", 1)
-                self.assert_refused(result, 2, ["video0 has no frame rate (it is a folder of pictures)",
+                self.assert_refused(result, 2, ["video0 has no frame rate (it is a folder of images)",
                                                 "give a number of frames"])
         folder = self.folder / "second"  # at 24 frames a second
         folder.mkdir()

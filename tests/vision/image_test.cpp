@@ -102,7 +102,8 @@ TEST(Image, TextIsCalledText) {
   EXPECT_THAT(
       message_of(ErrorCode::kCorruptFile, "BMW builds cars, not pictures, and has done so."),
       HasSubstr("is text"));
-  EXPECT_THAT(message_of(ErrorCode::kCorruptFile, "\x01\x02\x03\x04"s), HasSubstr("no image"));
+  EXPECT_THAT(message_of(ErrorCode::kCorruptFile, "\x01\x02\x03\x04"s),
+              HasSubstr("not in a known image format"));
 }
 
 TEST(Image, OtherFormatsAreNamed) {

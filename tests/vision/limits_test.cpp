@@ -149,7 +149,7 @@ TEST(ImageLimits, SidesAreBounded) {
         "\x89PNG\r\n\x1a\n" +
         chunk("IHDR", big_endian(width) + big_endian(height) + "\x08\0\0\0\0"s) +
         chunk("IDAT", "") + chunk("IEND", "");
-    const auto refused = AllOf(HasSubstr("65535 on a side"), HasSubstr("scale it down"));
+    const auto refused = AllOf(HasSubstr("65535 per side"), HasSubstr("scale it down"));
     EXPECT_THAT(error_of(ErrorCode::kCorruptFile, [&] { decode(file); }), refused);
     EXPECT_THAT(
         error_of(ErrorCode::kCorruptFile, [&] { probe_image(bytes_of(file), "small.png"); }),

@@ -126,7 +126,7 @@ TEST_F(FindModel, RefusesHostileNames) {
         "a/b/c", "a--b/c", ".a/b", "org/", "nothing", "org/\x1b[2J"}) {
     EXPECT_THAT(failure(name, ErrorCode::kCorruptFile), HasSubstr("there is no model")) << name;
   }
-  EXPECT_THAT(failure("", ErrorCode::kInvalidArgument), HasSubstr("no name"));
+  EXPECT_THAT(failure("", ErrorCode::kInvalidArgument), HasSubstr("the model name is empty"));
 }
 
 TEST_F(FindModel, NamesAnIncompleteDownload) {
