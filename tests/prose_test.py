@@ -48,7 +48,7 @@ BANNED = {
     r"not decided|undecided": "inconclusive",
     r"chance": "random baseline",
     r"width of a code": "bit width",
-    r"(?:slots right|slot accuracy|of slots)": "facts",
+    r"(?:slots right|slot accuracy)": "facts",
     r"paints?": "draw",
 }
 BANNED_RE = re.compile(r"(?<![\w-])(?:" + "|".join(f"(?P<w{i}>{word})" for i, word in enumerate(BANNED)) + r")(?![\w-])",

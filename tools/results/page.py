@@ -83,9 +83,9 @@ what was tried and failed, are in the [engineering notes](engineering-notes.md);
 
 ## Pick by budget
 
-One build, `{step.commit}`, on one {step.device.split(" (")[0]}, {step.date}. Three values are for pocket-llava, pocket-internvl and
-pocket-qwen, then for batches of {", ".join(map(str, BATCHES[:-1]))} and {BATCHES[-1]}. Quality: 200 captions and 200 documents of each model. Speed: the
-8B shape after a prompt of {step.prompt} visual tokens.
+One build, `{step.commit}`, on one {step.device.split(" (")[0]}, {step.date}. The quality columns have three values: pocket-llava, pocket-internvl,
+pocket-qwen, over 200 captions and 200 documents each. Speed is that of the 8B shape after a prompt of {step.prompt} visual tokens;
+decode speed has three values: batches of {", ".join(map(str, BATCHES[:-1]))} and {BATCHES[-1]}.
 
 | `--kv` | stored bits, captions | captions unchanged of 200 | documents, ANLS | sequences in 30 GB | tokens/s in 30 GB | decode speed over f16 | prefill time over f16 |
 |---|---|---|---|---|---|---|---|
