@@ -121,7 +121,7 @@ TEST_F(BatchFailures, ARecordWaitsForMemory) {
   int prompts = 0;
   EXPECT_EQ(run([&](const DecoderStep& step) {
               if (step.sequences.front().prompt) {
-                if (++prompts == 3) throw Error(ErrorCode::kOutOfMemory, "out of memory");
+                if (++prompts == 3) throw Error(ErrorCode::kOutOfMemory, "no memory");
               } else if (prompts == 3) {
                 EXPECT_EQ(step.sequences.size(), 2u) << "the third waits";
               }
@@ -139,12 +139,12 @@ TEST_F(BatchFailures, ARecordThatFindsNoMemoryAloneFailsByItself) {
   int prompts = 0;
   EXPECT_EQ(run([&](const DecoderStep& step) {
               if (step.sequences.front().prompt && ++prompts == 3) {
-                throw Error(ErrorCode::kOutOfMemory, "out of memory");
+                throw Error(ErrorCode::kOutOfMemory, "no memory");
               }
             }),
             kExitFailed);
   EXPECT_EQ(answered(), (std::vector<int>{0, 1, 3, 4, 5}));
-  EXPECT_EQ(written().at(2), (json{{"id", 2}, {"error", "out of memory"}}));
+  EXPECT_EQ(written().at(2), (json{{"id", 2}, {"error", "no memory"}}));
 }
 
 /// Whatever one record throws is its own error, but for a lost device.

@@ -251,7 +251,7 @@ class Batches(VlmRun):
                 self.output.write_text(text)
                 result = self.batch()
                 self.assert_sound(result, 1)
-                self.assertIn(b"no record of a batch", result.stderr)
+                self.assertIn(b"is not a record of a batch", result.stderr)
                 self.assertEqual(self.output.read_text(), text)
 
     def test_a_whole_last_line_without_an_end_is_kept(self):
