@@ -91,9 +91,16 @@ class ThisTree(unittest.TestCase):
             svg = (ROOT / "docs/images" / name).read_text("utf-8")
             self.assertIn(page.stamp(name, data.load()), svg, f"{name} is of other data; run: tools/results/page.py")
 
+    def test_a_run_is_of_one_build_and_device(self):
+        for name in ("speed", "captions_speed", "answers", "gates"):
+            figures = data.read(ROOT / f"docs/data/{name}.csv")
+            self.assertEqual(len({(figure.commit, figure.device) for figure in figures}), 1, f"{name}.csv mixes builds or devices")
+
     def test_rows_are_whole(self):
         for figure in data.load():
             with self.subTest(figure=figure):
+                if figure.model.startswith("synthetic:") or figure.model.startswith("pocket"):
+                    self.assertEqual(figure.weights, "random" if figure.model.startswith("synthetic:") else "real")
                 self.assertRegex(figure.date, r"^\d{4}-\d\d-\d\d$")
                 self.assertTrue(figure.commit and figure.metric and figure.command and figure.device)
                 ends = any(figure.metric.endswith(end) for end in data.UNITS)

@@ -40,10 +40,10 @@ BANNED = {
     r"(?:stands|stood)": "is, remains, applies",
     r"(?:in any|in other|its|whose) company": "batch-invariant; the other sequences of the batch",
     r"unturned|turned (?:by|back|rows|keys|queries)": "rotated",
-    r"forced (?:text|tokens|steps|logits|answers?)(?<!teacher-forced text)(?<!teacher-forced tokens)": "teacher-forced",
+    r"forced\s+(?:text|tokens|steps|logits|answers?)(?<!teacher-forced text)(?<!teacher-forced tokens)": "teacher-forced",
     r"drafts?": "staging buffer",
     r"pieces?": "split, part",
-    r"(?:full|packed|prompt|visual|generated|plain|stored|newest|oldest|dropped|kept|dead|live|f16|text|cached|sink) rows?":
+    r"(?:full|packed|prompt|visual|generated|plain|stored|newest|oldest|dropped|kept|dead|live|f16|text|cached|sink)\s+rows?":
         "tokens, or KV entries",
     r"not decided|undecided": "inconclusive",
     r"chance": "random baseline",
@@ -51,7 +51,8 @@ BANNED = {
     r"(?:slots right|slot accuracy)": "facts",
     r"paints?": "draw",
 }
-BANNED_RE = re.compile(r"(?<![\w-])(?:" + "|".join(f"(?P<w{i}>{word})" for i, word in enumerate(BANNED)) + r")(?![\w-])",
+BANNED_RE = re.compile(r"(?<![\w-])(?:" + "|".join(f"(?P<w{i}>{word})" for i, word in enumerate(BANNED))
+                       + r")(?![\w-])",
                        re.IGNORECASE)
 CURES = list(BANNED.values())
 CLIP_TOWER = re.compile(r"\bCLIP\b")

@@ -214,8 +214,8 @@ _MEASURE = '--device cpu --model pocket --repeats 1 --build "$PWD/build/release"
 DOCUMENTED = [
     # vlm-run --help, README.md
     Case("vlm-run --help", [prints("Usage:", "Examples:")]),
-    Case("vlm-run -q --batch tools/pocket/heldout/scenes --out scenes.jsonl --kv int4",
-         [answered("scenes.jsonl", 2)], {"tools/pocket/heldout/scenes": "'tools/pocket/heldout/scenes/scene_00[01].png'"}),
+    Case("vlm-run -q --batch 'tools/pocket/heldout/scenes/scene_00[0-9].png' --out build/scenes.jsonl --kv int4",
+         [answered("build/scenes.jsonl", 2)], {"[0-9]": "[01]"}),
     # README.md, docs/models.md: the bundled models under the published names (Workshop)
     Case('vlm-run -m Qwen/Qwen2.5-VL-3B-Instruct --image photo.jpg -p "What is this?"',
          [answers, reports("Qwen/Qwen2.5-VL-3B-Instruct (qwen2.5-vl")]),
@@ -298,15 +298,16 @@ DOCUMENTED = [
          [prints("OUT/new_rule/report/report.md")],
          {"OUT/report": "OUT/new_rule/report --skip plots --build build/release", "OUT/documents": "OUT/new_rule"}, needs="numpy"),
     # docs/results.md
-    Case("tools/results/measure.py speed --device cuda --out docs/data/speed.csv", [prints("speed.csv: ", " figures"), rows_of_data],
-         {"docs/data/": "", "--device cuda": f"{_MEASURE} --prompt-tokens 16 --batches 1 --budgets 1MB --kv kivi"}),
-    Case("tools/results/measure.py captions --device cuda --model synthetic:llava-1.5-7b --batch-size 128 "
-         "--out docs/data/captions_speed.csv", [prints("captions_speed.csv: 4 figures"), rows_of_data],
-         {"docs/data/": "", "--device cuda --model synthetic:llava-1.5-7b --batch-size 128":
+    Case("tools/results/measure.py speed --build build/cuda --device cuda --out docs/data/speed.csv", [prints("speed.csv: ", " figures"), rows_of_data],
+         {"docs/data/": "", "--build build/cuda --device cuda": f"{_MEASURE} --prompt-tokens 16 --batches 1 --budgets 1MB --kv kivi"}),
+    Case("tools/results/measure.py captions --build build/cuda --device cuda --model synthetic:llava-1.5-7b "
+         "--batch-size 128 --out docs/data/captions_speed.csv", [prints("captions_speed.csv: 4 figures"), rows_of_data],
+         {"docs/data/": "", "--build build/cuda --device cuda --model synthetic:llava-1.5-7b --batch-size 128":
              f"{_MEASURE} --limit 1 --kv f16 --kv int4"}),
-    Case("tools/results/measure.py answers --device cuda --jobs 8 --batch-size 64 --out docs/data/answers.csv",
+    Case("tools/results/measure.py answers --build build/cuda --device cuda --jobs 8 --batch-size 64 "
+         "--out docs/data/answers.csv",
          [matches(r"answers\.csv: \d+ figures"), rows_of_data],
-         {"docs/data/": "", "--device cuda --jobs 8 --batch-size 64": f"{_MEASURE} --models pocket-llava --limit 1 --kv f16"}),
+         {"docs/data/": "", "--build build/cuda --device cuda --jobs 8 --batch-size 64": f"{_MEASURE} --models pocket-llava --limit 1 --kv f16"}),
     Case("tools/results/page.py", [], {"page.py": "page.py --check"}),
     # vlm-bench --help
     Case("vlm-bench latency -m synthetic:llava-tinyllama-1.1b", [prints("prefill", "decode", "GB/s")],

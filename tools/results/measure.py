@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Measures what the results page shows, with one build on one machine, and writes it as rows of docs/data.
 
-    tools/results/measure.py speed --device cuda --out docs/data/speed.csv
-    tools/results/measure.py captions --device cuda --out docs/data/captions_speed.csv
-    tools/results/measure.py answers --device cuda --jobs 8 --batch-size 64 --out docs/data/answers.csv
+    tools/results/measure.py speed --build build/cuda --device cuda --out docs/data/speed.csv
+    tools/results/measure.py captions --build build/cuda --device cuda --model synthetic:llava-1.5-7b --batch-size 128 \\
+        --out docs/data/captions_speed.csv
+    tools/results/measure.py answers --build build/cuda --device cuda --jobs 8 --batch-size 64 --out docs/data/answers.csv
 
 speed: decode steps, the sequences that a memory budget holds, and prefill, of a released model's shape with random weights
 (vlm-bench), under the specs of SPEED. answers: captions and documents of the three bundled models (coco.py, docvqa.py of
@@ -72,8 +73,8 @@ class Bench:
         program = [str(self.options.build / "tools" / command[0]), *command[1:]]
         done = subprocess.run(program, check=False, stdout=subprocess.PIPE, text=True)
         lines = [json.loads(line) for line in done.stdout.splitlines()]
-        if done.returncode or not lines:
-            print(f"measure.py: ended with status {done.returncode}", file=sys.stderr)
+        if not lines:  # a spec that does not fit is a line with its error, and status 1
+            raise SystemExit(f"measure.py: {shlex.join(command)} ended with status {done.returncode} and no figures")
         return shlex.join(command), lines
 
     def add(self, command: str, row: dict, metric: str, value: float, spread: dict | None = None, batch: object = "",
@@ -130,6 +131,8 @@ def speed(options: argparse.Namespace) -> list[Figure]:
 
 def captions(options: argparse.Namespace) -> list[Figure]:
     figures = []
+    options.work = options.work / "captions"
+    options.work.mkdir(parents=True, exist_ok=True)
     scenes = sorted((ROOT / "tools/pocket/heldout/scenes").glob("*.png"))[: options.limit]
     lines = [json.dumps({"id": number, "image": str(path)}) for number, path in enumerate([*scenes, *scenes])]
     asked = options.work / "in.jsonl"
@@ -233,16 +236,16 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build/release", help="folder of the build")
     parser.add_argument("--device", default="cpu", help="as vlm-run's")
     parser.add_argument("--kv", action="append", help="a spec in place of the usual ones; repeatable")
-    parser.add_argument("--model", default=MODEL, help="speed: the model")
+    parser.add_argument("--model", default=MODEL, help="speed, captions: the model")
     parser.add_argument("--models", nargs="+", default=MODELS, help="answers: the models")
     parser.add_argument("--prompt-tokens", type=int, default=PROMPT)
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--budgets", nargs="+", default=BUDGETS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="answers: programs at a time")
-    parser.add_argument("--batch-size", type=int, default=16, help="answers: sequences of a program")
-    parser.add_argument("--limit", type=int, help="answers: only the first records")
-    parser.add_argument("--work", type=Path, help="answers: folder of the evaluation, kept and resumed")
+    parser.add_argument("--batch-size", type=int, default=16, help="captions, answers: sequences of a program")
+    parser.add_argument("--limit", type=int, help="captions, answers: only the first records")
+    parser.add_argument("--work", type=Path, help="captions, answers: folder for their files; answers are resumed there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         options.work = options.work or Path(folder)
