@@ -212,7 +212,8 @@ void register_retention(RetentionEntry rule) {
   rule.info.kind = PartKind::kRetention;
   check_name(name);
   check_options(rule.info);
-  if (!rule.make) refuse(fmt::format("policy {} cannot be made; give make()", name));
+  if (!rule.make)
+    refuse(fmt::format("policy {} has no make function; set RetentionEntry::make", name));
   Registered copy = copy_of(std::move(rule));
   Registrations& all = registrations();
   const std::unique_lock lock(all.mutex);
