@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 AUTO_OF_KEY = re.compile(r"\bauto: (\w+)$")
-AUTO_BESIDE = re.compile(r"\bauto: (\S+) (?:with|besid[e]) (?:a quantizer|retention|eviction|token eviction), else (\S+)$")
+AUTO_BESIDE = re.compile(r"\bauto: (\S+) with (?:a quantizer|a retention rule), else (\S+)$")
 # Has another value at another width, or after `vlm-kv profile`, unless it is written.
-FITTED, LEFT_OPEN = "unless given", "left open"
+FITTED, LEFT_OPEN = "--kv-profile supplies", "left open"
 # Another number gives other random rows: a draw, not a factor.
 DRAW = "seed"
 # What is chosen so that two rules store the same.
