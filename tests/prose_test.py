@@ -16,7 +16,7 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COLUMNS, MEAN, LONGEST, WORDS = 128, 20, 40, 48_200  # 45,000 is the goal for WORDS
+COLUMNS, MEAN, LONGEST, WORDS = 128, 20, 40, 45_000
 LENGTH = {"README.md": 110, "docs/results.md": 150, "docs/engineering-notes.md": 300, "docs/glossary.md": 60,
           "docs/architecture.md": 200}
 # Printed by vlm-kv list and tools/results/page.py; not counted among the words that people wrote.
@@ -177,7 +177,8 @@ def sources():
 
 
 def words(text):
-    return len(text.split())
+    """Of a page, without the tables that a program writes into it and a test compares."""
+    return len(re.sub(r"<!--[^>]*made by tools/.*?<!-- end -->", "", text, flags=re.DOTALL).split())
 
 
 class ThisTree(unittest.TestCase):
@@ -225,6 +226,9 @@ class Checker(unittest.TestCase):
 
     def test_a_long_page_is_found(self):
         self.assertEqual(faults("docs/glossary.md", "A.\n\n" * 31), ["docs/glossary.md:1: 62 lines, at most 60"])
+
+    def test_generated_tables_are_not_counted(self):
+        self.assertEqual(words("One two.\n<!-- made by tools/results/models.py -->\n| a | b |\n<!-- end -->\nThree.\n"), 3)
 
     def test_code_and_links_are_no_words(self):
         text = "See [the " + "page](" + "x" * 60 + ") and `" + "a " * 18 + "b`.\n\n    " + "code " * 20 + "\n\n```\n" + "code " * 20 + "\n```\n"
