@@ -47,9 +47,9 @@ image=()
 case " $* " in
   *" --image "* | *" --image="* | *" --batch "* | *" --batch="*) ;;
   *)
-    pictures=("$folder"/tools/pocket/heldout/scenes/*.png)
-    [[ -f ${pictures[0]} ]] || fail "no image in tools/pocket/heldout/scenes"
-    image=(--image "${pictures[0]}")
+    scenes=("$folder"/tools/pocket/heldout/scenes/*.png)
+    [[ -f ${scenes[0]} ]] || fail "no image in tools/pocket/heldout/scenes"
+    image=(--image "${scenes[0]}")
     ;;
 esac
 

@@ -499,6 +499,10 @@ TEST_F(SmallShapes, ScoresOfRows) {
       cosines_to_mean(heads, head_dim, on_cpu, cpu_);
       cosines_to_mean(gpu_heads, head_dim, on_device, *gpu_);
       compare("cosine", 1e-9);
+      for (size_t h = 0; h < heads.size(); ++h) {
+        EXPECT_EQ(rows_on_host(gpu_heads[h], head_dim, *gpu_),
+                  rows_on_host(heads[h], head_dim, cpu_));
+      }
       const std::vector<float> frequencies = {1, 0.2f, 0.01f};
       for (const DType dtype : {DType::kF32, DType::kF16}) {
         const Tensor q = normal_tensor(dtype, {n, 6, head_dim}, 5);
