@@ -271,7 +271,7 @@ TEST_F(GatedRows, SayWhyTheyNeedRoom) {
     call(odd, y);
     FAIL() << "x begins at an odd place";
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("multiple of 16 bytes"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("aligned to 16 bytes"), std::string::npos);
   }
 }
 

@@ -76,7 +76,8 @@ what was tried and failed, are in the [engineering notes](engineering-notes.md);
 ## What is measured on what
 
 - **Quality**: the three bundled models, trained by this project on drawn scenes and documents. They are small, and every
-  patch of their images may matter. Their answers show what a policy does to these models, not to a 7B model.
+  patch of their images may matter. Their answers show what a policy does to these models, not to a 7B model. Nothing was
+  measured on photographs.
 - **Speed and memory**: released shapes with **random weights** (`synthetic:internvl2.5-8b`). Speed does not depend on the
   weights' values, except under rules that choose tokens by their scores.
 - **No released checkpoint has been run here.** Outputs are compared with `transformers` on small random checkpoints of
