@@ -13,7 +13,7 @@ pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(webp REQUIRED IMPORTED_TARGET libwebp libwebpdemux)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
-# Optional: what reads videos that are no pictures.
+# Optional: the reader of video files other than GIF and WebP.
 if(KVLM_FFMPEG)
   pkg_check_modules(ffmpeg ${KVLM_FFMPEG_REQUIRED} IMPORTED_TARGET
     libavformat libavcodec libswscale libavutil)

@@ -3,7 +3,7 @@
 
 Pages: lines of at most 128 characters outside tables; at most 20 words a sentence on average and 40 in any; no word of BANNED;
 no page above its LENGTH; all pages that people wrote together at most WORDS words. Help texts and messages, which are the
-string literals of the sources that hold a space: no word of BANNED.
+string literals of the sources that hold a space, and comments of scripts and build files: no word of BANNED.
 
 Runs as a test; `tests/prose_test.py FILE...` lists what is wrong in these files alone. Standard library only.
 """
@@ -21,8 +21,10 @@ LENGTH = {"README.md": 110, "docs/results.md": 150, "docs/engineering-notes.md":
           "docs/architecture.md": 200}
 # Printed by vlm-kv list and tools/results/page.py; not counted among the words that people wrote.
 GENERATED = {"docs/policies.md", "docs/policy-options.md", "docs/results.md"}
-SOURCES = ("kernels", "kvcache", "kvlm", "llm", "runtime", "vision", "tools")
+SOURCES = ("examples", "kernels", "kvcache", "kvlm", "llm", "runtime", "vision", "tools")
 DATA = ("tools/pocket/", "tools/golden/")  # texts that models were trained on, and names of the reference's own
+
+BUILD_FILES = (".sh", ".cmake", "CMakeLists.txt", "Dockerfile", "Dockerfile.cuda", ".ci/run")
 
 # A private or household word, and what the field says.
 BANNED = {
@@ -68,20 +70,24 @@ def tracked(*patterns):
     return sorted(name for name in listed.split("\0") if name and (ROOT / name).is_file())
 
 
-def prose(text):
-    """The lines of a page with code blocks, tables, comments and headings as empty lines."""
-    text = re.sub(r"<!--.*?-->", lambda m: re.sub(r"[^\n]", "", m[0]), text, flags=re.DOTALL)
-    text = re.sub(r"^```.*?^```", lambda m: re.sub(r"[^\n]", "", m[0]), text, flags=re.MULTILINE | re.DOTALL)
-    lines = text.split("\n")
+def without_code(text):
+    """The lines of a page with code blocks as empty lines."""
+    lines = re.sub(r"^```.*?^```", lambda m: re.sub(r"[^\n]", "", m[0]), text, flags=re.MULTILINE | re.DOTALL).split("\n")
     item = False  # below a list item an indent of four may continue it
     for i, line in enumerate(lines):
         if re.match(r" *(?:[-*]|\d+\.) ", line):
             item = True
         elif line and not line.startswith(" "):
             item = False
-        if (line.startswith("    ") and not item) or re.match(r"\s*(?:\||#+ |<)", line):
+        if line.startswith("    ") and not item:
             lines[i] = ""
     return lines
+
+
+def prose(text):
+    """without_code(), with tables, comments and headings as empty lines, too."""
+    text = re.sub(r"<!--.*?-->", lambda m: re.sub(r"[^\n]", "", m[0]), text, flags=re.DOTALL)
+    return ["" if re.match(r"\s*(?:\||#+ |<)", line) else line for line in without_code(text)]
 
 
 def plain(line):
@@ -132,9 +138,8 @@ def page_faults(name, text):
             yield f"{name}:{at}: a sentence of {count} words, at most {LONGEST}: {sentence[:60]} ..."
     if counts and sum(counts) / len(counts) > MEAN:
         yield f"{name}:1: {sum(counts) / len(counts):.1f} words a sentence on average, at most {MEAN}"
-    shown = re.sub(r"^```.*?^```", lambda m: re.sub(r"[^\n]", "", m[0]), text, flags=re.MULTILINE | re.DOTALL)
-    shown = "\n".join(plain(line) if not line.startswith("    ") else "" for line in
-                      re.sub(r"`[^`]*`", lambda m: re.sub(r"[^\n`]", "_", m[0]), shown).split("\n"))
+    shown = re.sub(r"`[^`]*`", lambda m: re.sub(r"[^\n`]", "_", m[0]), "\n".join(without_code(text)))
+    shown = "\n".join(map(plain, shown.split("\n")))
     for number, fault in banned(shown, lambda at: shown.count("\n", 0, at) + 1):
         yield f"{name}:{number}: {fault}"
     lines = text.count("\n")
@@ -163,9 +168,18 @@ def python_faults(name, text):
                 yield f"{name}:{number}: {fault}"
 
 
+def comment_faults(name, text):
+    """Of the comments of a script or a build file."""
+    said = "\n".join(match[1] if (match := re.search(r"(?:^|\s)#(?!!)(.*)", line)) else "" for line in text.split("\n"))
+    for number, fault in banned(said, lambda at: said.count("\n", 0, at) + 1):
+        yield f"{name}:{number}: {fault}"
+
+
 def faults(name, text):
     if name.endswith(".md"):
         return list(page_faults(name, text))
+    if name.endswith(BUILD_FILES):
+        return list(comment_faults(name, text))
     if name.endswith(".py"):
         return list(python_faults(name, text))
     return list(cpp_faults(name, text))
@@ -173,7 +187,7 @@ def faults(name, text):
 
 def sources():
     return [name for name in tracked(*SOURCES) if name.endswith((".cpp", ".h", ".cu", ".cuh", ".py"))
-            and not name.startswith(DATA) and "/test" not in name]
+            and not name.startswith(DATA) and "/test" not in name] + tracked(*("*" + end for end in BUILD_FILES))
 
 
 def words(text):
@@ -223,6 +237,10 @@ class Checker(unittest.TestCase):
         self.assertEqual(faults("a.cpp", 'f("no warp lane here");\n'), [])
         self.assertEqual(faults("a.py", '"""Help of\na picture."""\ndef f():\n    "A picture."\n'),
                          ['a.py:2: "picture"; write: image'])
+
+    def test_a_private_word_is_found_in_a_list_and_in_a_comment(self):
+        self.assertEqual(faults("a.md", "- One\n\n    lane.\n"), ['a.md:3: "lane"; write: KV head'])
+        self.assertEqual(faults("a.sh", "#!/bin/lane\necho lane # a lane\n"), ['a.sh:2: "lane"; write: KV head'])
 
     def test_a_long_page_is_found(self):
         self.assertEqual(faults("docs/glossary.md", "A.\n\n" * 31), ["docs/glossary.md:1: 62 lines, at most 60"])

@@ -70,7 +70,7 @@ if [[ $(id -u) != 0 ]]; then
     exit 1
   fi
   as_root=(sudo)
-  (: </dev/tty) 2>/dev/null || as_root+=(-n) # nobody to ask for a password
+  (: </dev/tty) 2>/dev/null || as_root+=(-n) # no terminal to ask for a password
 fi
 
 apt_get() {

@@ -21,7 +21,7 @@ namespace kvlm {
 
 namespace {
 
-// Query rows that are summed where a prompt has no text after its pictures (docs/formulas.md,
+// Queries that are summed where a prompt has no text after its images (docs/formulas.md,
 // "Importance").
 constexpr int kRowsWithoutVision = 32;
 

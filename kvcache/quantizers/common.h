@@ -31,7 +31,7 @@ inline constexpr OptionInfo kResidual{
     .high = 65536,
     .standard = "128",
     .help = "size of the residual window: the newest tokens, which stay unquantized"};
-/// Of quantizers that know nothing but pictures.
+/// Of quantizers that pack image tokens alone.
 inline constexpr OptionInfo kVisualScope{
     .key = "scope",
     .choices = "visual",

@@ -23,6 +23,13 @@ UNITS = {
     "_bits": "bits", "_gb": "GB", "_mb": "MB",
 }  # fmt: skip
 
+# What is measured: the bundled models, batches of decode, memory budgets, and specs that several tables show.
+MODELS = ("pocket-llava", "pocket-internvl", "pocket-qwen")
+BATCHES = (1, 16, 64)
+BUDGETS = ("5GB", "10GB", "20GB", "30GB")
+EXACT_2_BITS = "vidkv,key_bits=2,residual=32,value_bits=2"
+CALIBQUANT = {bits: f"calibquant,bits={bits} + int4,scope=text" for bits in (4, 2)}
+
 
 @dataclass(frozen=True)
 class Figure:

@@ -28,16 +28,11 @@ import time
 from pathlib import Path
 
 import data
-from data import ROOT, Figure
+from data import BATCHES, BUDGETS, CALIBQUANT, EXACT_2_BITS, MODELS, ROOT, Figure
 
 MODEL = "synthetic:internvl2.5-8b"
 PROMPT = 3328
-BATCHES = (1, 16, 64)
 RESAMPLES = 2000
-BUDGETS = ("5GB", "10GB", "20GB", "30GB")
-MODELS = ("pocket-llava", "pocket-internvl", "pocket-qwen")
-EXACT_2_BITS = "vidkv,key_bits=2,residual=32,value_bits=2"
-CALIBQUANT = {bits: f"calibquant,bits={bits} + int4,scope=text" for bits in (4, 2)}
 
 # The rows of the table to pick by budget, then what the plots show besides.
 TABLE = ("f16", "int8", "int4", "kivi,residual=32", EXACT_2_BITS, CALIBQUANT[4], CALIBQUANT[2], "calibquant",

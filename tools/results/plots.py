@@ -7,18 +7,13 @@ import statistics
 from pathlib import Path
 from typing import Callable
 
-from data import Figure, find
+from data import BATCHES, BUDGETS, CALIBQUANT, EXACT_2_BITS, MODELS, Figure, find
 
 INK = "#7d8590"
-MODELS = ("pocket-llava", "pocket-internvl", "pocket-qwen")
-BUDGETS = ("5GB", "10GB", "20GB", "30GB")
-BATCHES = (1, 16, 64)
 # Colours that people with any colour vision tell apart, on white and on black.
 COLOURS = ("#d9822b", "#2a9d8f", "#4c8bf5", "#c678dd", "#e5534b", "#8a9a3b", "#b58900")
-EXACT_2_BITS = "vidkv,key_bits=2,residual=32,value_bits=2"
-CALIBQUANT_2 = "calibquant,bits=2 + int4,scope=text"
-SHORT = {EXACT_2_BITS: "vidkv 2 bits", CALIBQUANT_2: "calibquant 2 bits + int4", "calibquant": "calibquant 1 bit (lossy)",
-         "calibquant,bits=4 + int4,scope=text": "calibquant 4 bits + int4", "kivi,residual=32": "kivi 2 bits",
+SHORT = {EXACT_2_BITS: "vidkv 2 bits", CALIBQUANT[2]: "calibquant 2 bits + int4", "calibquant": "calibquant 1 bit (lossy)",
+         CALIBQUANT[4]: "calibquant 4 bits + int4", "kivi,residual=32": "kivi 2 bits",
          "prefixkv,keep=0.5": "prefixkv, half", "prefixkv,keep=0.5 + int4": "prefixkv, half + int4"}  # fmt: skip
 
 
@@ -43,7 +38,7 @@ def kind(spec: str) -> str:
 
 def memory_rows(figures: list[Figure]) -> dict[str, list[tuple[int, float]]]:
     """spec -> (GB, tokens/s), and the paper's as "paper: 16 bits"."""
-    specs = ("f16", "int4", EXACT_2_BITS, CALIBQUANT_2, "calibquant", "prefixkv,keep=0.5 + int4")
+    specs = ("f16", "int4", EXACT_2_BITS, CALIBQUANT[2], "calibquant", "prefixkv,keep=0.5 + int4")
     found = {spec: [(int(gb[:-2]), find(figures, spec=spec, metric=f"decode_in_{gb}_tokens_s").number()) for gb in BUDGETS]
              for spec in specs}  # fmt: skip
     for bits in ("16 bits", "2 bits", "1 bit"):
@@ -55,7 +50,7 @@ def memory_rows(figures: list[Figure]) -> dict[str, list[tuple[int, float]]]:
 def step_rows(figures: list[Figure]) -> dict[str, list[float]]:
     """spec -> step time over that of f16 at each batch size."""
     base = [find(figures, spec="f16", metric="step_ms", batch=str(batch)).number() for batch in BATCHES]
-    specs = ("int8", "int4", "kivi,residual=32", EXACT_2_BITS, CALIBQUANT_2, "calibquant", "prefixkv,keep=0.5")
+    specs = ("int8", "int4", "kivi,residual=32", EXACT_2_BITS, CALIBQUANT[2], "calibquant", "prefixkv,keep=0.5")
     return {spec: [find(figures, spec=spec, metric="step_ms", batch=str(batch)).number() / of
                    for batch, of in zip(BATCHES, base)] for spec in specs}  # fmt: skip
 
@@ -90,7 +85,7 @@ def quality_vs_bits(figures: list[Figure], path: Path) -> None:
     figure, axes = _figure(9.5, 4.6, 2)
     looks = {"quantize": ("o", COLOURS[1]), "evict": ("s", COLOURS[0]), "evict and quantize": ("D", COLOURS[2]),
              "random tokens (baseline)": ("x", INK)}  # fmt: skip
-    above = (CALIBQUANT_2, EXACT_2_BITS, "int4", "int8", "f16")
+    above = (CALIBQUANT[2], EXACT_2_BITS, "int4", "int8", "f16")
     right = ("calibquant", "kivi,bits=1", "head_quantile", "xquant", "asymkv", "streaming,keep=0.5", "prefixkv,keep=0.5",
              "prefixkv,keep=0.5 + int4", "prefixkv,keep=0.2 + int4", "random,keep=0.2")  # fmt: skip
     for axis, column, label in ((axes[0][0], 1, "captions: share of facts right"), (axes[0][1], 3, "documents: ANLS")):
