@@ -57,6 +57,9 @@ class Decoder {
   /// Bytes of its weights, and of those that one decode step reads.
   virtual size_t weight_bytes() const noexcept = 0;
   virtual size_t step_weight_bytes() const noexcept = 0;
+  /// Bytes of activations that a step of so many rows needs, embeddings and one sequence's logits
+  /// included; without what its cache and the device's libraries take.
+  virtual size_t workspace_bytes(int64_t rows) const noexcept = 0;
 
   /// out[r,:] = embedding of ids[r]; (rows, hidden) f32.
   virtual void embed(std::span<const int32_t> ids, TensorView out, Stream& stream) = 0;

@@ -84,6 +84,9 @@ class Llama final : public Decoder {
   DType weight_dtype() const noexcept override { return lm_head_.dtype(); }
   size_t weight_bytes() const noexcept override { return weight_bytes_; }
   size_t step_weight_bytes() const noexcept override { return step_weight_bytes_; }
+  size_t workspace_bytes(int64_t rows) const noexcept override {
+    return llama_workspace_bytes(config_, rows);
+  }
   void embed(std::span<const int32_t> ids, TensorView out, Stream& stream) override {
     gather_rows(out, embeddings_, ids, stream);
   }
@@ -421,6 +424,15 @@ CacheShape llama_cache_shape(const LlamaConfig& config) {
     shape.rope_frequencies = rope_frequencies(config.rope, config.rope.max_positions);
   }
   return shape;
+}
+
+size_t llama_workspace_bytes(const LlamaConfig& config, int64_t rows) noexcept {
+  const int64_t q = int64_t{config.q_heads} * config.head_dim;
+  const int64_t kv = int64_t{config.kv_heads} * config.head_dim;
+  // Embeddings and what is added to them, normed, qkv, attended, gate, up, gated; cos and sin.
+  const int64_t row = 3 * int64_t{config.hidden} + (q + 2 * kv) + q +
+                      3 * int64_t{config.intermediate} + config.head_dim;
+  return (static_cast<size_t>(rows * row) + static_cast<size_t>(config.vocab_size)) * sizeof(float);
 }
 
 std::unique_ptr<Decoder> make_llama(const LlamaConfig& config, WeightMap& weights,

@@ -33,6 +33,9 @@ struct LlamaConfig {
 /// What such a decoder needs from a cache; `multiply` is left to who knows the weights' type.
 CacheShape llama_cache_shape(const LlamaConfig& config);
 
+/// Decoder::workspace_bytes() of such a decoder; an upper bound for weights of any type.
+size_t llama_workspace_bytes(const LlamaConfig& config, int64_t rows) noexcept;
+
 /// A LLaMA-type decoder from canonical names (those of transformers 5): `prefix` +
 /// "embed_tokens.weight", "layers.N...", "norm.weight", and "lm_head.weight". Takes what it needs
 /// out of `weights`. A layer is x += o(attention(norm x)), then x += down(silu(gate u) * up u) with

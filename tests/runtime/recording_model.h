@@ -86,6 +86,7 @@ class RecordingModel : public Model {
     DType weight_dtype() const noexcept override { return decoder->weight_dtype(); }
     size_t weight_bytes() const noexcept override { return decoder->weight_bytes(); }
     size_t step_weight_bytes() const noexcept override { return decoder->step_weight_bytes(); }
+    size_t workspace_bytes(int64_t) const noexcept override { return 0; }
     void embed(std::span<const int32_t> ids, TensorView out, Stream& stream) override {
       decoder->embed(ids, out, stream);
     }

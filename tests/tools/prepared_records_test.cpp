@@ -21,6 +21,69 @@ using namespace std::chrono_literals;
 
 constexpr int64_t kAny = int64_t{1} << 40;
 
+/// Records that decode to so many pixels each, at hand at once or as they are let go.
+class Source final : public RecordSource {
+ public:
+  explicit Source(std::vector<int64_t> pixels) : pixels_(std::move(pixels)) {}
+  Source(size_t count, size_t released)
+      : pixels_(std::vector<int64_t>(count, 1)), released_(released) {}
+
+  std::shared_ptr<const Record> take(bool wait) override {
+    if (wait && next_ >= released_) std::this_thread::sleep_for(1ms);
+    if (next_ >= std::min<size_t>(released_, pixels_.size())) return nullptr;
+    Record record;
+    record.line = next_++;
+    return std::make_shared<const Record>(std::move(record));
+  }
+  bool ended() const override { return next_ == pixels_.size(); }
+  void release(size_t count) { released_ = count; }
+  int64_t pixels(size_t record) const { return pixels_[record]; }
+
+ private:
+  std::vector<int64_t> pixels_;
+  std::atomic<size_t> next_{0};
+  std::atomic<size_t> released_{SIZE_MAX};
+};
+
+/// PreparedRecords by the numbers of records.
+class Records {
+ public:
+  Records(std::vector<int64_t> pixels, std::function<PreparedRecord(size_t, const Watch&)> prepare,
+          const PrepareLimits& limits, ThreadPool& pool, const Watch* watch)
+      : Records(std::make_unique<Source>(std::move(pixels)), std::move(prepare), limits, pool,
+                watch) {}
+  Records(std::unique_ptr<Source> source,
+          std::function<PreparedRecord(size_t, const Watch&)> prepare, const PrepareLimits& limits,
+          ThreadPool& pool, const Watch* watch)
+      : source_(std::move(source)),
+        records_(
+            *source_,
+            [this](const Record& record) {
+              OpenRecord open;
+              open.pixels = source_->pixels(record.line);
+              return open;
+            },
+            [prepare](const Record& record, const OpenRecord&, const Watch& when) {
+              return prepare(record.line, when);
+            },
+            limits, pool, watch) {}
+
+  std::shared_ptr<const Record> next(bool wait) { return records_.next(wait); }
+  PreparedRecord& front() {
+    next(/*wait=*/true);
+    return records_.front();
+  }
+  PreparedRecord* after_front() { return records_.after_front(); }
+  void pop() { records_.pop(); }
+  bool ready() { return records_.ready(); }
+  bool one_at_a_time() const { return records_.one_at_a_time(); }
+  Source& source() { return *source_; }
+
+ private:
+  std::unique_ptr<Source> source_;
+  PreparedRecords records_;
+};
+
 PreparedRecord named(size_t record) {
   PreparedRecord prepared;
   prepared.request.request.id = fmt::format("{}", record);
@@ -92,7 +155,7 @@ INSTANTIATE_TEST_SUITE_P(Threads, PreparedRecordsBy, testing::Values(0, 1, 3));
 
 TEST_P(PreparedRecordsBy, GivesThemInOrder) {
   constexpr size_t kCount = 40;
-  PreparedRecords records(
+  Records records(
       std::vector<int64_t>(kCount, 1),
       [](size_t record, const Watch&) {
         std::this_thread::sleep_for((record % 3 == 0 ? 2ms : 0ms));  // so that some overtake
@@ -115,7 +178,7 @@ TEST_P(PreparedRecordsBy, HoldsNoMoreThanTheLimits) {
   std::atomic<int> count{0};
   std::atomic<int> most_count{0};
   {
-    PreparedRecords records(
+    Records records(
         pixels,
         [&](size_t record, const Watch&) {
           const int64_t now = held += pixels[record];
@@ -138,7 +201,7 @@ TEST_P(PreparedRecordsBy, HoldsNoMoreThanTheLimits) {
 
 TEST_P(PreparedRecordsBy, AFailureIsOfItsRecordAndIsTriedAgainWhenAsked) {
   std::atomic<int> tries{0};
-  PreparedRecords records(
+  Records records(
       std::vector<int64_t>(4, 1),
       [&](size_t record, const Watch&) {
         if (record == 1 && ++tries < 3) throw Error(ErrorCode::kCorruptFile, "torn");
@@ -156,7 +219,7 @@ TEST_P(PreparedRecordsBy, AFailureIsOfItsRecordAndIsTriedAgainWhenAsked) {
 
 TEST_P(PreparedRecordsBy, OneThatFindsNoMemoryIsTriedAlone) {
   std::atomic<int> tries{0};
-  PreparedRecords records(
+  Records records(
       std::vector<int64_t>(6, 1),
       [&](size_t record, const Watch&) {
         log_.begin(record);
@@ -178,7 +241,7 @@ TEST_P(PreparedRecordsBy, OneThatFindsNoMemoryIsTriedAlone) {
 
 TEST_P(PreparedRecordsBy, ThatOneFailsAloneIsSaidAndTriedAgain) {
   std::atomic<int> tries{0};
-  PreparedRecords records(
+  Records records(
       std::vector<int64_t>(3, 1),
       [&](size_t record, const Watch&) {
         if (record == 0 && ++tries < 4) throw Error(ErrorCode::kOutOfMemory, "no memory");
@@ -193,7 +256,7 @@ TEST_P(PreparedRecordsBy, ThatOneFailsAloneIsSaidAndTriedAgain) {
 TEST_P(PreparedRecordsBy, GivesUpWhenItsWatchCancels) {
   Canceller canceller;
   pool_.set_watch(&canceller);
-  PreparedRecords records(
+  Records records(
       std::vector<int64_t>(8, 1),
       [&](size_t record, const Watch& watch) {
         if (record == 2) canceller.cancel();
@@ -215,7 +278,7 @@ TEST_P(PreparedRecordsBy, GivesUpWhenItsWatchCancels) {
 TEST(PreparedRecords, ArePreparedWhileTheCallerDoesSomethingElse) {
   ThreadPool pool(1);
   Log log;
-  PreparedRecords records(
+  Records records(
       std::vector<int64_t>(100, 1),
       [&](size_t record, const Watch&) {
         log.begin(record);
@@ -235,7 +298,7 @@ TEST(PreparedRecords, TheOneAfterTheFirstIsShownOnceItIsThere) {
   ThreadPool pool(1);
   Log log;
   std::atomic<bool> held{true};
-  PreparedRecords records(
+  Records records(
       std::vector<int64_t>(3, 1),
       [&](size_t record, const Watch&) {
         while (record == 2 && held) std::this_thread::sleep_for(1ms);
@@ -268,7 +331,7 @@ TEST(PreparedRecords, ThreadsWorkTogether) {
   for (const int threads : {0, 3}) {
     ThreadPool pool(3);
     Log log;
-    PreparedRecords records(
+    Records records(
         std::vector<int64_t>(12, 1),
         [&](size_t record, const Watch&) {
           log.begin(record);
@@ -285,7 +348,7 @@ TEST(PreparedRecords, ThreadsWorkTogether) {
 TEST(PreparedRecords, WithoutThreadsNothingRunsBesideTheCaller) {
   ThreadPool pool(3);
   Log log;
-  PreparedRecords records(
+  Records records(
       std::vector<int64_t>(12, 1),
       [&](size_t record, const Watch&) {
         log.begin(record);
@@ -299,12 +362,63 @@ TEST(PreparedRecords, WithoutThreadsNothingRunsBesideTheCaller) {
   EXPECT_EQ(log.began().size(), 3u) << "one a thread";
 }
 
+TEST_P(PreparedRecordsBy, ThoseOfAStreamArePreparedAsTheyCome) {
+  Records records(
+      std::make_unique<Source>(5, 0), [](size_t record, const Watch&) { return named(record); },
+      limits(3), pool_, nullptr);
+  EXPECT_EQ(records.next(/*wait=*/false), nullptr) << "none came";
+  EXPECT_FALSE(records.ready());
+  records.source().release(2);
+  for (size_t record = 0; record < 2; ++record) {
+    ASSERT_NE(records.next(/*wait=*/true), nullptr);
+    EXPECT_EQ(records.front().request.request.id, fmt::format("{}", record));
+    records.pop();
+  }
+  EXPECT_EQ(records.next(/*wait=*/false), nullptr);
+  records.source().release(5);
+  for (size_t record = 2; record < 5; ++record) {
+    EXPECT_EQ(records.front().request.request.id, fmt::format("{}", record));
+    records.pop();
+  }
+  EXPECT_EQ(records.next(/*wait=*/true), nullptr) << "it was the last";
+}
+
+TEST_P(PreparedRecordsBy, AStreamThatDoesNotComeIsNotWaitedForWhenCancelled) {
+  Canceller canceller;
+  Records records(
+      std::make_unique<Source>(5, 0), [](size_t record, const Watch&) { return named(record); },
+      limits(3), pool_, &canceller);
+  std::thread later([&] {
+    std::this_thread::sleep_for(20ms);
+    canceller.cancel();
+  });
+  EXPECT_EQ(records.next(/*wait=*/true), nullptr);
+  later.join();
+}
+
+TEST(PreparedRecords, OneIsReadyOnceItIsPrepared) {
+  ThreadPool pool(1);
+  std::atomic<bool> held{true};
+  Records records(
+      std::vector<int64_t>(2, 1),
+      [&](size_t record, const Watch&) {
+        while (held) std::this_thread::sleep_for(1ms);
+        return named(record);
+      },
+      {1, 2, kAny}, pool, nullptr);
+  ASSERT_NE(records.next(/*wait=*/true), nullptr);
+  EXPECT_FALSE(records.ready());
+  held = false;
+  for (int i = 0; i < 10000 && !records.ready(); ++i) std::this_thread::sleep_for(1ms);
+  EXPECT_TRUE(records.ready());
+}
+
 TEST(PreparedRecords, TheEndWaitsForNoWholeRecord) {
   ThreadPool pool(1);
   Log log;
   const auto start = std::chrono::steady_clock::now();
   {
-    PreparedRecords records(
+    Records records(
         std::vector<int64_t>(5, 1),
         [&](size_t record, const Watch& watch) {
           log.begin(record);

@@ -74,4 +74,14 @@ size_t memory_limit() {
   return limit;
 }
 
+size_t available_memory() {
+  size_t bytes = memory_limit();
+  std::ifstream file("/proc/meminfo");
+  std::string name;
+  for (size_t kib = 0; file >> name >> kib; file.ignore(SIZE_MAX, '\n')) {
+    if (name == "MemAvailable:") bytes = std::min(bytes, kib * 1024);
+  }
+  return bytes;
+}
+
 }  // namespace kvlm

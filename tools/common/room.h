@@ -22,6 +22,9 @@ void require_memory(const Demand& demand, size_t total);
 /// process or of its control group says so.
 size_t memory_limit();
 
+/// What of it is free by now, as far as the system says.
+size_t available_memory();
+
 /// Throws Error{kOutOfMemory} with the figures if what is free on a GPU cannot hold that.
 void require_room(const Demand& demand, Device device, const cuda::DeviceFacts& facts);
 

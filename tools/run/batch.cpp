@@ -1,10 +1,12 @@
 #include "tools/run/batch.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <map>
 #include <new>
 #include <optional>
 
@@ -13,15 +15,18 @@
 #include "kernels/base/printable.h"
 #include "runtime/failure_kind.h"
 #include "runtime/prompt.h"
+#include "tools/common/input_text.h"
 #include "tools/common/messages.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
 #include "tools/common/visual_options.h"
+#include "tools/run/batch_room.h"
 #include "tools/run/context.h"
 #include "tools/run/output.h"
 #include "tools/run/picture_hint.h"
 #include "tools/run/pictures.h"
 #include "tools/run/prepared_records.h"
+#include "tools/run/record_source.h"
 #include "tools/run/records.h"
 #include "tools/run/report.h"
 #include "tools/run/settings.h"
@@ -29,9 +34,10 @@
 #include "tools/run/videos.h"
 #include "vision/image.h"
 
-// `vlm-run --batch`: keeps one generator busy with up to batch_size records at a time. Records are
-// prepared ahead (prepared_records.h), admitted when the cache has room, and written when they are
-// finished. A record that fails becomes a result with an error; the run goes on.
+// `vlm-run --batch`: keeps one generator busy with as many records at a time as memory (batch_room.h)
+// or --batch-size allows. Records are prepared ahead (prepared_records.h), admitted when the cache has
+// room, and written when they are finished. A record that fails becomes a result with an error; the
+// run goes on.
 namespace kvlm {
 
 namespace {
@@ -44,6 +50,9 @@ constexpr int kMostPreparing = 16;
 /// pixel takes three bytes until its picture is cut, and then three floats if none was resized.
 constexpr size_t kMostAhead = 64;
 constexpr int64_t kMostPixelsAhead = int64_t{1} << 27;
+
+/// Steps of decode between two prompts as long as no record is answered.
+constexpr int kStepsBetweenPrompts = 8;
 
 constexpr const char* kNoMemory = "out of memory; scale its images down or use a smaller batch";
 
@@ -62,34 +71,90 @@ std::string error_of_record() {
   }
 }
 
-/// All records through one generator, up to batch_size of them at a time.
+ErrorCode code_of_record() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error.code();
+  } catch (const std::bad_alloc&) {
+    return ErrorCode::kOutOfMemory;
+  } catch (const std::exception&) {
+    return ErrorCode::kDevice;
+  }
+}
+
+/// How many records failed, by kind.
+class Failures {
+ public:
+  /// Whether to print this one: all lines would bury everything else.
+  bool add(ErrorCode code) {
+    ++kinds_[code];
+    return ++count_ <= kPrinted;
+  }
+  size_t count() const noexcept { return count_; }
+  bool is_first_unprinted() const noexcept { return count_ == kPrinted + 1; }
+  /// "3 failed (2 unreadable or damaged, 1 not supported)"
+  std::string text() const {
+    std::vector<std::string> kinds;
+    for (const auto& [code, count] : kinds_) kinds.push_back(fmt::format("{} {}", count, noun(code)));
+    return fmt::format("{} failed{}", count_,
+                       count_ == 0 ? "" : fmt::format(" ({})", fmt::join(kinds, ", ")));
+  }
+
+ private:
+  static constexpr size_t kPrinted = 20;
+
+  static const char* noun(ErrorCode code) {
+    switch (code) {
+      case ErrorCode::kCorruptFile:
+        return "unreadable or damaged";
+      case ErrorCode::kUnsupported:
+        return "not supported";
+      case ErrorCode::kInvalidArgument:
+        return "not answerable as asked";
+      case ErrorCode::kOutOfMemory:
+        return "without memory";
+      default:
+        return "unexpected";
+    }
+  }
+
+  std::map<ErrorCode, size_t> kinds_;
+  size_t count_ = 0;
+};
+
+/// All records through one generator, up to a number of them at a time.
 class Batch {
  public:
+  /// `total`: records in all, if that is known.
   Batch(const RunOptions& options, const BatchSettings& settings, Session& session,
-        std::vector<Record> records, Output& output)
+        RecordSource& source, std::optional<size_t> total, Output& output)
       : options_(options),
         settings_(settings),
         session_(session),
-        records_(std::move(records)),
+        total_(total),
         output_(output),
-        cache_(session.make_cache(static_cast<int>(std::clamp<size_t>(
-                                      records_.size(), 1, static_cast<size_t>(options.batch_size))),
-                                  rows_of_longest(), options.kv_memory)),
-        generator_(session.model(), *cache_, session.stream()),
-        progress_("batch", records_.size(), options.quiet),
+        room_(session, options, total),
+        progress_("batch", total.value_or(0), options.quiet || !total),
         prepared_(
-            std::move(pixels_),
-            [this](size_t place, const Watch& watch) { return prepare(place, watch); },
+            source, [this](const Record& record) { return open(record); },
+            [this](const Record& record, const OpenRecord& opened, const Watch& watch) {
+              return prepare(record, opened, watch);
+            },
             prepare_limits(), session.stream().pool(), session.stream().watch()) {}
 
   int run() {
     show_progress();
     while (!interrupted()) {
-      while (!interrupted() && next_ < records_.size() && running_.size() < limit_) start_next();
-      if (running_.empty()) break;
-      generator_.step();
+      admit();
+      if (running_.empty()) {
+        if (!prepared_.next(/*wait=*/true)) break;
+        continue;
+      }
+      generator().step();
+      ++steps_;
       note_memory();
-      generator_.deliver();
+      generator().deliver();
       for (Running& entry : running_) ++entry.tokens;
       collect();
       show_progress();
@@ -97,7 +162,7 @@ class Batch {
     progress_.finish();
     if (!options_.quiet) say_totals();
     if (interrupted()) return kExitInterrupted;
-    return failed_ > 0 ? kExitFailed : 0;
+    return failures_.count() > 0 ? kExitFailed : 0;
   }
 
  private:
@@ -105,55 +170,51 @@ class Batch {
 
   struct Running {
     int key;
-    const Record* record;
+    std::shared_ptr<const Record> record;
     std::vector<Clip> clips;
     size_t tokens = 1;  // made, the prefill's included
   };
 
-  /// The rows of the record that needs most, of those that can be served; the others get their
-  /// error. Of pictures and videos only headers are read. Notes what each record decodes to, and
-  /// opens its videos.
-  int rows_of_longest() {
-    int longest = 1;
-    pixels_.assign(records_.size(), 0);
-    clips_.resize(records_.size());
-    for (size_t i = 0; i < records_.size(); ++i) {
-      Record& record = records_[i];
-      if (!record.error.empty()) continue;
-      try {
-        longest = std::max(longest, rows_of(record, i));
-      } catch (const std::exception&) {
-        record.error = error_of_record();
-      }
+  Generator& generator() noexcept { return room_.generator(); }
+
+  /// Starts records while there is room. Until the first answer is there, decode takes its steps
+  /// between prompts, so that it is not late.
+  void admit() {
+    while (!interrupted() && running_.size() < room_.limit()) {
+      const bool idle = running_.empty();
+      if (idle ? !prepared_.next(/*wait=*/true) : !prepared_.ready()) return;
+      const bool answered = done_ > failures_.count();
+      if (!idle && !answered && steps_ < kStepsBetweenPrompts) return;
+      steps_ = 0;
+      if (!start_next()) return;
     }
-    return longest;
   }
 
-  int rows_of(const Record& record, size_t place) {
+  /// What a record takes, from headers alone. By any thread.
+  OpenRecord open(const Record& record) {
+    if (!record.error.empty()) throw Error(ErrorCode::kInvalidArgument, record.error);
     Model& model = session_.model();
+    OpenRecord opened;
     std::vector<PictureShape> shapes;
     for (const std::string& image : record.images) {
       const ImageInfo info = probe_image(image);
       shapes.push_back({info.height, info.width, image_name(image)});
-      pixels_[place] += int64_t{info.height} * info.width;
+      opened.pixels += int64_t{info.height} * info.width;
     }
-    clips_[place] = choose_clips(record);
-    const std::vector<Clip> clips = clips_of(clips_[place]);
-    for (OpenClip& clip : clips_[place]) {
-      const VideoInfo& info = clip.clip.info;
-      pixels_[place] += int64_t{info.height} * info.width * std::ssize(clip.clip.frames);
-      clip.rest();
-    }
-    return request_rows(
-        model, conversation(record), visual_texts(model, shapes, clips),
-        options_.max_tokens.value_or(model.defaults().max_tokens), name_of(record),
-        cure_of_long_prompt(clips, "give the record fewer images or a shorter prompt"));
-  }
-
-  std::vector<OpenClip> choose_clips(const Record& record) {
     VideoFiles videos;
     for (const std::string& video : record.videos) videos.push_back(open_video(video));
-    return choose_frames(session_.model(), std::move(videos), options_.sampling);
+    opened.clips = choose_frames(model, std::move(videos), options_.sampling);
+    const std::vector<Clip> clips = clips_of(opened.clips);
+    for (OpenClip& clip : opened.clips) {
+      const VideoInfo& info = clip.clip.info;
+      opened.pixels += int64_t{info.height} * info.width * std::ssize(clip.clip.frames);
+      clip.rest();
+    }
+    // Refuses what no context holds before a pixel is decoded.
+    request_rows(model, conversation(record), visual_texts(model, shapes, clips),
+                 options_.max_tokens.value_or(model.defaults().max_tokens), name_of(record),
+                 cure_of_long_prompt(clips, "give the record fewer images or a shorter prompt"));
+    return opened;
   }
 
   /// What a record asks: its own prompt, else -p, else for a caption.
@@ -176,15 +237,13 @@ class Batch {
   PrepareLimits prepare_limits() const {
     const bool gpu = session_.device().kind != DeviceKind::kCpu;
     const int threads = std::min(session_.threads(), kMostPreparing);
-    const size_t ahead = static_cast<size_t>(std::max(options_.batch_size, threads));
+    const size_t ahead = std::max(room_.limit(), static_cast<size_t>(threads));
     // One more than that: the record whose turn it is.
     return {gpu ? threads : 0, std::min(ahead, kMostAhead) + 1, kMostPixelsAhead};
   }
 
   /// By any thread.
-  PreparedRecord prepare(size_t place, const Watch& watch) {
-    const Record& record = records_[place];
-    if (!record.error.empty()) throw Error(ErrorCode::kInvalidArgument, record.error);
+  PreparedRecord prepare(const Record& record, const OpenRecord& opened, const Watch& watch) {
     Model& model = session_.model();
     GenerationRequest request = base_request(options_, model);
     request.id = name_of(record);
@@ -193,51 +252,77 @@ class Batch {
       give_up_if_cancelled(&watch);
       request.images.push_back(load_image(image));
     }
-    for (const OpenClip& clip : clips_[place]) {
+    for (const OpenClip& clip : opened.clips) {
       give_up_if_cancelled(&watch);
       request.videos.push_back(clip.decode());
     }
     return {prepare_request(model, std::move(request), model.decoder().max_positions(), &watch),
-            clips_of(clips_[place])};
+            clips_of(opened.clips)};
   }
 
-  void start_next() {
-    const Record& record = records_[next_];
+  /// Starts the next record, or writes why it cannot be. False if it has to wait.
+  bool start_next() {
+    const std::shared_ptr<const Record> record = prepared_.next(/*wait=*/false);
     PreparedRecord* next_record = nullptr;
+    int prompt_tokens = 0;
+    int max_tokens = 0;
     try {
-      hint_about(record);
+      hint_about(*record);
       PreparedRecord& prepared = prepared_.front();
       note_short_memory();
+      prompt_tokens = static_cast<int>(prepared.request.prompt.ids.size());
+      max_tokens = prepared.request.request.max_tokens;
+      room_.begin(prompt_tokens);
+      say_size(prompt_tokens, max_tokens);
       if (ahead_) next_record = prepared_.after_front();
-      const int key = generator_.admit(std::move(prepared.request), {},
-                                       next_record != nullptr ? &next_record->request : nullptr);
+      const int key = generator().admit(std::move(prepared.request), {},
+                                        next_record != nullptr ? &next_record->request : nullptr);
       note_memory();
-      running_.push_back({key, &record, std::move(prepared.clips)});
+      running_.push_back({key, record, std::move(prepared.clips)});
     } catch (const std::exception&) {
-      if (interrupted() && is_cancellation(std::current_exception())) return;  // the next start's
+      if (interrupted() && is_cancellation(std::current_exception())) return false;  // the next run's
       const bool no_memory = is_out_of_memory(std::current_exception());
       if (no_memory && next_record != nullptr && next_record->request.encoded) {
-        ahead_ = false;  // its pictures may have what was missing: try again without
+        ahead_ = false;  // its images may have what was missing: try again without
         next_record->request.encoded.reset();
-        return;
+        return true;
       }
       if (no_memory && !running_.empty()) {
-        limit_ = running_.size();  // there is room for no more at a time; wait for one to leave
-        return;
+        note_few();
+        room_.wait_for_one_of(running_.size());
+        return false;
       }
-      const std::string error = error_of_record();
-      next();
-      write_error(record, error);
-      return;
+      if (no_memory && room_.shrink(prompt_tokens, max_tokens)) return true;  // a smaller cache leaves more for the rest
+      const ErrorCode code = code_of_record();
+      const std::string message = error_of_record();
+      prepared_.pop();
+      write_error(*record, code, message);
+      return true;
     }
-    next();
-    generator_.deliver();
+    prepared_.pop();
+    generator().deliver();
     collect();
+    return true;
   }
 
-  void next() {
-    prepared_.pop();
-    clips_[next_++].clear();
+  /// Says once what --batch-size auto comes to.
+  void say_size(int prompt_tokens, int max_tokens) {
+    if (said_size_ || options_.quiet || options_.batch_size) return;
+    said_size_ = true;
+    progress_.clear();
+    print_message("batch: {}\n", room_.describe(prompt_tokens, max_tokens));
+  }
+
+  /// Says once that fewer run together than were asked for.
+  void note_few() {
+    if (said_few_ || options_.quiet || !options_.batch_size) return;
+    said_few_ = true;
+    progress_.clear();
+    print_message(
+        "batch: memory holds {} sequences of these records at once, not {}; running as many as fit "
+        "(give {} for more)\n",
+        running_.size(), *options_.batch_size,
+        options_.kv_memory ? "a larger --kv-memory" : "a --kv of fewer bits");
   }
 
   void note_short_memory() {
@@ -263,58 +348,72 @@ class Batch {
 
   void collect() {
     for (auto entry = running_.begin(); entry != running_.end();) {
-      if (!generator_.finished(entry->key)) {
+      if (!generator().finished(entry->key)) {
         ++entry;
         continue;
       }
-      const GenerationResult result = generator_.take(entry->key);
-      if (result.finish_reason == "cancelled") {  // the next start does it
+      const GenerationResult result = generator().take(entry->key);
+      if (result.finish_reason == "cancelled") {  // the next run does it
         entry = running_.erase(entry);
         continue;
       }
-      Json json{{"id", entry->record->id}};
-      json.update(result_json(result, session_, session_.model(), cache_->spec(), entry->clips));
-      // Steps are shared, so that the rate of one record would be no rate of anything.
-      if (options_.batch_size > 1) json["timings"].erase("decode_tps");
-      json.update(asked_of(*entry->record));
-      json["settings"] = settings_.flags;
-      output_.append(json);
+      output_.append(answer(*entry, result));
       entry = running_.erase(entry);
       served_tokens_ += result.tokens.size();
       ++done_;
       show_progress();
-      limit_ = static_cast<size_t>(options_.batch_size);  // its memory is free: try again
+      room_.one_left();
     }
+  }
+
+  Json answer(const Running& entry, const GenerationResult& result) {
+    Json json{{"id", entry.record->id}};
+    if (options_.lean) {
+      json.update({{"text", result.text}, {"finish_reason", result.finish_reason}});
+      return json;
+    }
+    json.update(result_json(result, session_, session_.model(), room_.spec(), entry.clips));
+    // Steps are shared, so that the rate of one record would be no rate of anything.
+    if (room_.most() > 1) json["timings"].erase("decode_tps");
+    json.update(asked_of(*entry.record));
+    json["settings"] = settings_.flags;
+    return json;
   }
 
   void say_totals() const {
     const double seconds = std::chrono::duration<double>(Clock::now() - started_).count();
-    const auto tokens = static_cast<double>(served_tokens_);
+    const auto rate = [seconds](size_t count) {
+      return seconds > 0 ? static_cast<double>(count) / seconds : 0;
+    };
     print_message(
-        "batch: {} of {} records done, {} failed; {} tokens in {:.1f} s ({:.1f} tokens/s), cache "
-        "at most {}\n",
-        done_, records_.size(), failed_, served_tokens_, seconds,
-        seconds > 0 ? tokens / seconds : 0, human_bytes(peak_bytes_));
+        "batch: {}{} records done, {}; {} tokens in {:.1f} s ({:.1f} records/s, {:.1f} tokens/s), "
+        "cache at most {}\n",
+        done_, total_ ? fmt::format(" of {}", *total_) : "", failures_.text(), served_tokens_,
+        seconds, rate(done_ - failures_.count()), rate(served_tokens_), human_bytes(peak_bytes_));
   }
 
-  void note_memory() { peak_bytes_ = std::max(peak_bytes_, cache_->bytes()); }
+  void note_memory() { peak_bytes_ = std::max(peak_bytes_, room_.used_bytes()); }
 
   static std::string name_of(const Record& record) {
     if (!record.id.is_null()) return fmt::format("record {}", printable(record.id.dump()));
     return fmt::format("{} {}", record.listed ? "image" : "line", record.line);
   }
 
-  void write_error(const Record& record, const std::string& message) {
+  void write_error(const Record& record, ErrorCode code, const std::string& message) {
     Json json{{"id", record.id}};
     if (record.id.is_null()) json[record.listed ? "picture" : "line"] = record.line;
     json["error"] = message;
     output_.append(json);
-    if (!options_.quiet) {
+    const bool print = failures_.add(code);
+    if (!options_.quiet && (print || failures_.is_first_unprinted())) {
       progress_.clear();
       const std::string who = name_of(record);  // which some messages start with already
-      print_message("vlm-run: {}{}\n", message.starts_with(who) ? "" : who + ": ", message);
+      if (print) {
+        print_message("vlm-run: {}{}\n", message.starts_with(who) ? "" : who + ": ", message);
+      } else {
+        print_message("batch: further errors are in {} alone\n", output_.name());
+      }
     }
-    ++failed_;
     ++done_;
     show_progress();
   }
@@ -322,14 +421,14 @@ class Batch {
   void show_progress() {
     size_t tokens = 0;
     double under_way = 0;  // of records as long as those that were served
-    const size_t served = done_ - failed_;
+    const size_t served = done_ - failures_.count();
     for (const Running& entry : running_) {
       tokens += entry.tokens;
       if (served == 0 || served_tokens_ == 0) continue;
       const double mean = static_cast<double>(served_tokens_) / static_cast<double>(served);
       under_way += std::min(1.0, static_cast<double>(entry.tokens) / mean);
     }
-    progress_.update({done_, failed_, under_way},
+    progress_.update({done_, failures_.count(), under_way},
                      running_.empty()
                          ? std::string()
                          : fmt::format("{} running, {} tokens", running_.size(), tokens));
@@ -338,24 +437,22 @@ class Batch {
   const RunOptions& options_;
   const BatchSettings& settings_;
   Session& session_;
-  std::vector<Record> records_;
-  std::vector<int64_t> pixels_;               // of each, until prepared_ has them
-  std::vector<std::vector<OpenClip>> clips_;  // of each; opened once, at rest until decoded
+  std::optional<size_t> total_;
   Output& output_;
-  std::unique_ptr<KvCache> cache_;
-  Generator generator_;
+  BatchRoom room_;
   Progress progress_;
   std::vector<Running> running_;
-  bool ahead_ = true;  // the next record's pictures are encoded behind a prompt
-  size_t limit_ = static_cast<size_t>(options_.batch_size);
-  size_t next_ = 0;
+  bool ahead_ = true;  // the next record's images are encoded during a prompt
   size_t done_ = 0;
-  size_t failed_ = 0;
+  Failures failures_;
   size_t served_tokens_ = 0;
   size_t peak_bytes_ = 0;
   bool said_short_ = false;
+  bool said_few_ = false;
+  bool said_size_ = false;
   PictureHint hint_{options_};
   Clock::time_point started_ = Clock::now();
+  int steps_ = 0;  // since the latest prompt
   PreparedRecords prepared_;  // the last: its threads use the others
 };
 
@@ -377,10 +474,30 @@ void take_part(std::vector<Record>& records, const RunOptions& options) {
                 records.size(), all, printable(shard_path(options.batch_out, shard)));
 }
 
+/// Standard input answered record by record as its lines come.
+std::function<int(Session&)> prepare_stream(const RunOptions& options,
+                                            const BatchSettings& settings,
+                                            std::shared_ptr<Output> output) {
+  return [&options, settings, output](Session& session) {
+    size_t place = 0;
+    StreamedRecords records([&](const Record& record) {
+      if (!options.shard.has(place++)) return true;
+      if (output->has(record)) return true;
+      output->retry({record});
+      return false;
+    });
+    return Batch(options, settings, session, records, std::nullopt, *output).run();
+  };
+}
+
 }  // namespace
 
 std::function<int(Session&)> prepare_batch(const RunOptions& options) {
   const BatchSettings settings = batch_settings(options);
+  const std::string path = shard_path(options.batch_out, options.shard);
+  if (options.batch_in == kStandardInput) {
+    return prepare_stream(options, settings, std::make_shared<Output>(path, settings, options.lean));
+  }
   std::vector<Record> records = read_records(options.batch_in, options.batch_out);
   if ((options.sampling.fps || options.sampling.frames) &&
       std::ranges::all_of(records, &std::vector<std::string>::empty, &Record::videos)) {
@@ -392,10 +509,9 @@ std::function<int(Session&)> prepare_batch(const RunOptions& options) {
   if (records.empty() && !options.quiet) {
     print_message("batch: no record in {}\n", printable(options.batch_in));
   }
-  const std::string path = shard_path(options.batch_out, options.shard);
   require_same_count(options.batch_out, options.shard);
   take_part(records, options);
-  const auto output = std::make_shared<Output>(path, settings);
+  const auto output = std::make_shared<Output>(path, settings, options.lean);
   const size_t all = records.size();
   std::erase_if(records, [&](const Record& record) { return output->has(record); });
   if (!options.quiet) {
@@ -415,13 +531,16 @@ std::function<int(Session&)> prepare_batch(const RunOptions& options) {
     output->retry({});
     return {};
   }
-  return [&options, path, output, settings, records = std::move(records)](Session& session) {
+  return [&options, path, output, settings,
+          records = std::move(records)](Session& session) mutable {
     const size_t again = output->retry(records);
     if (again > 0 && !options.quiet) {
       print_message("batch: {} record{} of {} failed before and {} tried again\n", again,
                     again == 1 ? "" : "s", printable(path), again == 1 ? "is" : "are");
     }
-    return Batch(options, settings, session, records, *output).run();
+    const size_t count = records.size();
+    ListedRecords source(std::move(records));
+    return Batch(options, settings, session, source, count, *output).run();
   };
 }
 

@@ -76,6 +76,19 @@ void refuse_empty_values(const CLI::App& app) {
   }
 }
 
+/// The value of --batch-size; nothing for "auto".
+std::optional<int> parse_batch_size(const std::string& text) {
+  if (text == "auto") return std::nullopt;
+  int size = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, code] = std::from_chars(text.data(), end, size);
+  if (code != std::errc() || rest != end || size < 1 || size > 4096) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--batch-size is {}; expected 1 to 4096, or auto", printable(text)));
+  }
+  return size;
+}
+
 /// The part of the batch that --shard names, or what started this process.
 void take_shard(const std::string& given, RunOptions& options) {
   if (!given.empty()) {
@@ -119,9 +132,6 @@ void check(const RunOptions& options) {
   if (options.repeat_penalty && !(*options.repeat_penalty > 0 && *options.repeat_penalty <= 1e3)) {
     refuse_value("--repeat-penalty", *options.repeat_penalty, "above 0 and at most 1000");
   }
-  if (options.batch_size < 1 || options.batch_size > 4096) {
-    refuse_value("--batch-size", options.batch_size, "1 to 4096");
-  }
   const bool greedy = options.temperature.value_or(0) == 0;
   if (greedy && (options.top_p || options.top_k.value_or(1) != 1 || options.seed != 0)) {
     refuse("--top-k, --top-p and --seed need a temperature above 0; add for example --temp 0.7");
@@ -129,16 +139,23 @@ void check(const RunOptions& options) {
   if (!options.batch_in.empty() && options.json) {
     refuse("--batch writes JSON Lines to --out anyway; drop --json");
   }
-  if (options.batch_in.empty() && options.batch_size != RunOptions().batch_size) {
-    refuse("--batch-size needs records; give --batch in.jsonl --out out.jsonl");
+  if (options.batch_in.empty() && (options.batch_size || options.lean)) {
+    refuse(fmt::format("{} needs records; give --batch in.jsonl --out out.jsonl",
+                       options.batch_size ? "--batch-size" : "--lean"));
   }
   if (options.batch_in.empty() != options.batch_out.empty()) {
     refuse(
         "--batch and --out belong together; give both, for example --batch in.jsonl --out "
         "out.jsonl");
   }
+  if (options.batch_out == kStandardOutput && options.shard.count > 1) {
+    refuse("--out - is one stream, and --shard writes a file for each shard; give --out FILE");
+  }
+  if (options.batch_out == kStandardOutput && options.lean) {
+    refuse("--lean writes what all answers share into OUT.run.json; give --out FILE");
+  }
   std::error_code unknown;
-  if (!options.batch_in.empty() &&
+  if (!options.batch_in.empty() && options.batch_in != kStandardInput &&
       (std::filesystem::equivalent(options.batch_in, options.batch_out, unknown) ||
        std::filesystem::equivalent(options.batch_in, shard_path(options.batch_out, options.shard),
                                    unknown))) {
@@ -252,10 +269,16 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
       "--batch", options.batch_in,
       "Records: a JSON Lines file, - for standard input, a folder of images, or 'PATTERN'");
   app.add_option("--out", options.batch_out,
-                 "JSON Lines file to which --batch appends answers; holds those of one model, "
-                 "policy and set of flags");
-  app.add_option("--batch-size", options.batch_size, "Sequences that are decoded together")
-      ->capture_default_str();
+                 "JSON Lines file to which --batch appends answers, of one model, policy and set "
+                 "of flags; or - for standard output, which cannot be resumed");
+  app.add_option("--batch-size",
+                 "Records at once: a number, or auto (as many as memory holds and gain speed)")
+      ->type_name("N")
+      ->default_str("auto")
+      ->each([&](const std::string& text) { options.batch_size = parse_batch_size(text); });
+  app.add_flag("--lean", options.lean,
+               "Write only id, text and finish_reason of an answer, and what all answers share "
+               "once, into OUT.run.json");
   std::string shard;
   app.add_option("--shard", shard,
                  "Process shard I of N and write OUT.I-of-N.jsonl; default: from Slurm or Open "

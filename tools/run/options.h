@@ -12,6 +12,9 @@
 
 namespace kvlm {
 
+/// Name of standard output as --out.
+inline constexpr const char* kStandardOutput = "-";
+
 /// The command line of vlm-run.
 struct RunOptions {
   SessionOptions session;
@@ -32,7 +35,8 @@ struct RunOptions {
   bool quiet = false;
   std::string batch_in;
   std::string batch_out;
-  int batch_size = 1;
+  std::optional<int> batch_size;  ///< nothing: auto, see BatchRoom
+  bool lean = false;
   Shard shard;              ///< of the batch
   bool shard_told = false;  ///< by the environment, not by --shard
   std::optional<size_t> kv_memory;

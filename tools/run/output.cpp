@@ -10,12 +10,16 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <set>
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 #include "llm/strict_json.h"
+#include "tools/common/program.h"
 #include "tools/run/report.h"
 
 // The file of a batch's results. It is appended to, a record a write, under a lock; a run that
@@ -106,9 +110,11 @@ OutputText parse_output(std::string_view text, const std::string& name) {
   return output;
 }
 
-Output::Output(const std::string& path, const BatchSettings& settings) : path_(path) {
+Output::Output(const std::string& path, const BatchSettings& settings, bool lean) : path_(path) {
+  if (is_stream()) return;
   try {
     open_locked();
+    const bool shared = share(settings, lean);
     const std::string text = read_all();
     OutputText output = parse_output(text, path);
     for (OutputLine& line : output.lines) {
@@ -122,7 +128,7 @@ Output::Output(const std::string& path, const BatchSettings& settings) : path_(p
                                 "that answers of both do not mix, or the earlier setting",
                                 path, printable(json_line(line.id)), *differs));
       }
-      unsettled_ += line.settings.flags.is_null() ? 1 : 0;
+      unsettled_ += line.settings.flags.is_null() && !shared ? 1 : 0;
       if (!line.id.is_null()) answered_[json_line(line.id)] = std::move(line.asked);
     }
     size_ = static_cast<off_t>(output.good_bytes);
@@ -139,6 +145,39 @@ Output::Output(const std::string& path, const BatchSettings& settings) : path_(p
 }
 
 Output::~Output() { close_file(); }
+
+std::string Output::name() const { return is_stream() ? "standard output" : printable(path_); }
+
+bool Output::share(const BatchSettings& settings, bool write) const {
+  const std::string path = path_ + ".run.json";
+  std::error_code unknown;
+  if (std::filesystem::exists(path, unknown)) {
+    std::ifstream file(path);
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    const nlohmann::json json = parse_json(text, printable(path));
+    const BatchSettings earlier{string_of(json, "model"), string_of(json, "spec"),
+                                json.value("settings", Json())};
+    if (const auto differs = difference(earlier, settings)) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{} says that the answers of --out {} were made {}; give another "
+                              "--out, so that answers of both do not mix, or the earlier setting",
+                              printable(path), name(), *differs));
+    }
+    return true;
+  }
+  if (!write) return false;
+  const Json json{{"model", settings.model},
+                  {"spec", settings.spec},
+                  {"settings", settings.flags},
+                  {"version", version_line()}};
+  std::ofstream file(path);
+  if (!(file << json_line(json) << std::endl)) {
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("{} cannot be written: {}; give --out in a folder that you may write to",
+                            printable(path), std::strerror(errno)));
+  }
+  return true;
+}
 
 void Output::close_file() noexcept {
   if (descriptor_ >= 0) close(descriptor_);
@@ -277,6 +316,11 @@ bool Output::replace(const std::string& text) {
 }
 
 void Output::append(const Json& json) {
+  if (is_stream()) {
+    fmt::print("{}\n", json_line(json));
+    std::fflush(stdout);
+    return;
+  }
   require_unchanged();
   const std::string line = json_line(json) + "\n";
   write_all(descriptor_, line);

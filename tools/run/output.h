@@ -39,10 +39,12 @@ OutputText parse_output(std::string_view text, const std::string& name);
 /// program at a time writes it.
 class Output {
  public:
-  /// Opens or creates the file and cuts off a torn last line. Throws Error, leaving it as it is:
+  /// Opens or creates the file and cuts off a torn last line; "-" is standard output, which holds no
+  /// answers yet. With `lean` the settings are in a file of their own, PATH.run.json. Throws Error,
+  /// leaving it as it is:
   /// kCorruptFile if it is no regular file, cannot be written, is being written by another program,
   /// or holds anything but records; kInvalidArgument if it has answers of other settings.
-  Output(const std::string& path, const BatchSettings& settings);
+  Output(const std::string& path, const BatchSettings& settings, bool lean = false);
   ~Output();
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
@@ -52,6 +54,8 @@ class Output {
   bool has(const Record& record) const;
   /// Whether a torn last line was cut off.
   bool repaired() const noexcept { return repaired_; }
+  /// Fit for messages.
+  std::string name() const;
   /// Answers that do not say under which settings they were given.
   size_t unsettled() const noexcept { return unsettled_; }
 
@@ -66,6 +70,10 @@ class Output {
 
  private:
   void open_locked();
+  /// Compares the settings with those of PATH.run.json; if there is none, writes it if `write`.
+  /// Returns whether it is there.
+  bool share(const BatchSettings& settings, bool write) const;
+  bool is_stream() const { return path_ == kStandardOutput; }
   void close_file() noexcept;
   std::string read_all() const;
   /// Appends all of it, or nothing.

@@ -96,22 +96,6 @@ void parse_into(Record& record, std::string_view text, const fs::path& folder) {
   }
 }
 
-/// Gives a record an error if an earlier one has its id.
-class Ids {
- public:
-  void see(Record& record) {
-    if (record.id.is_null()) return;
-    const auto [first, inserted] = seen_.emplace(json_line(record.id), record.line);
-    if (inserted) return;
-    record.error = fmt::format("line {}: id {} is also the id of line {}; give each record its own",
-                               record.line, printable(first->first), first->second);
-    record.id = nullptr;
-  }
-
- private:
-  std::map<std::string, size_t> seen_;
-};
-
 bool is_folder(const fs::path& path) {
   std::error_code ignored;
   return fs::is_directory(path, ignored);
@@ -237,28 +221,41 @@ std::optional<std::string> difference_of_asked(const Json& earlier, const Json& 
   return fmt::format("with {}, but this run has {}", prompt(earlier), prompt(now));
 }
 
+std::optional<Record> RecordLines::parse(std::string_view line) {
+  ++number_;
+  if (line.find_first_not_of(" \t\r") == std::string_view::npos) return std::nullopt;
+  if (line.back() == '\r') line.remove_suffix(1);
+  Record record;
+  record.line = number_;
+  try {
+    parse_into(record, line, folder_);
+  } catch (const Error& error) {
+    record.error = error.what();
+  }
+  if (record.id.is_null()) return record;
+  const auto [first, inserted] = ids_.emplace(json_line(record.id), number_);
+  if (inserted) return record;
+  record.error = fmt::format("line {}: id {} is also the id of line {}; give each record its own",
+                             number_, printable(first->first), first->second);
+  record.id = nullptr;
+  return record;
+}
+
 std::vector<Record> parse_records(std::string_view text, const fs::path& folder) {
   std::vector<Record> records;
-  Ids ids;
-  size_t number = 0;
+  RecordLines lines(folder);
   while (!text.empty()) {
     const size_t end = text.find('\n');
-    std::string_view line = text.substr(0, end);
+    if (auto record = lines.parse(text.substr(0, end))) records.push_back(std::move(*record));
     text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-    ++number;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    if (line.back() == '\r') line.remove_suffix(1);
-    Record record;
-    record.line = number;
-    try {
-      parse_into(record, line, folder);
-    } catch (const Error& error) {
-      record.error = error.what();
-    }
-    ids.see(record);
-    records.push_back(std::move(record));
   }
   return records;
+}
+
+std::vector<Record> parse_list(std::string_view text, const std::string& name,
+                               const fs::path& folder) {
+  require_no_picture(text, name);
+  return parse_records(text, folder);
 }
 
 std::vector<Record> picture_records(const std::vector<std::string>& paths, const fs::path& folder) {
@@ -289,8 +286,7 @@ std::vector<Record> read_records(const std::string& batch, const std::string& ou
     const std::string text = read_input(
         batch, kMaxBytes, "--batch " + batch,
         "a JSON Lines file of records, a folder of images, or a pattern such as 'images/*.png'");
-    require_no_picture(text, batch);
-    return parse_records(text, fs::path(batch).parent_path());
+    return parse_list(text, batch, fs::path(batch).parent_path());
   }
   std::vector<std::string> paths = folder ? pictures_in(batch) : matches_of(batch);
   std::erase_if(paths, [&](const std::string& path) {

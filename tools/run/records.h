@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -29,10 +30,31 @@ nlohmann::ordered_json asked_of(const Record& record);
 std::optional<std::string> difference_of_asked(const nlohmann::ordered_json& earlier,
                                                const nlohmann::ordered_json& now);
 
+/// Reads the lines of a list of records, one JSON object a line. A relative image or video is
+/// relative to `folder`. A line that is no record, or has the id of an earlier one, is a record with
+/// an error.
+class RecordLines {
+ public:
+  explicit RecordLines(std::filesystem::path folder) : folder_(std::move(folder)) {}
+
+  /// The next line, without its end; nothing for a blank one.
+  std::optional<Record> parse(std::string_view line);
+
+ private:
+  std::filesystem::path folder_;
+  size_t number_ = 0;                    // of lines so far
+  std::map<std::string, size_t> ids_{};  // where each was first
+};
+
 /// The records of a text, one JSON object a line; blank lines are none. A relative picture or
 /// video is relative to `folder`. A line that is no record, or has the id of an earlier one, is a
 /// record with an error.
 std::vector<Record> parse_records(std::string_view text, const std::filesystem::path& folder);
+
+/// parse_records() of a whole list, from a file or from standard input ("-"). Throws
+/// Error{kCorruptFile}, naming --batch `name`, for a text that is no list of records.
+std::vector<Record> parse_list(std::string_view text, const std::string& name,
+                               const std::filesystem::path& folder);
 
 /// One record for each of these files; its id is the path below `folder`.
 std::vector<Record> picture_records(const std::vector<std::string>& paths,
