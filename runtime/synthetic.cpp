@@ -177,6 +177,18 @@ size_t synthetic_weight_bytes(std::string_view text, DType dtype) {
   return dtype_bytes(dtype) * (decoder_elements(config.at("text_config")) + tower_elements(config));
 }
 
+WeightMap blank_weights(DType dtype) {
+  WeightMap weights;
+  weights.make_missing([dtype](std::string_view name, const kvlm::Shape& shape, bool wide) {
+    const bool vector = shape.rank() == 1;
+    auto tensor = std::make_shared<Tensor>(wide || vector ? DType::kF32 : dtype, shape, Device{},
+                                           MemoryUse::kWeights);
+    if (vector) std::fill_n(tensor->as<float>(), shape.elements(), name.ends_with("bias") ? 0.f : 1.f);
+    return tensor;
+  });
+  return weights;
+}
+
 ModelSource synthetic_source(std::string_view text, DType dtype, Stream& stream) {
   Choice choice = parse_choice(text);
   ModelSource source;

@@ -18,6 +18,9 @@ nlohmann::json synthetic_config(std::string_view text);
 /// Bytes of the matrices of `synthetic:TEXT` in type `dtype`. Throws like synthetic_config().
 size_t synthetic_weight_bytes(std::string_view text, DType dtype);
 
+/// Weights that are never read: matrices hold no numbers and take no memory, vectors hold ones.
+WeightMap blank_weights(DType dtype);
+
 /// Random weights of a released model's exact shape, of type `dtype`, for measuring speed and
 /// memory; never for quality. Matrices are made on the device of `stream`, which must outlive the
 /// source.

@@ -14,6 +14,7 @@
 #include "tools/run/batch.h"
 #include "tools/run/chat.h"
 #include "tools/run/context.h"
+#include "tools/run/dry_run.h"
 #include "tools/run/options.h"
 #include "tools/run/picture_hint.h"
 #include "tools/run/pictures.h"
@@ -91,6 +92,7 @@ int run(int argc, char** argv) {
   }
   VideoFiles videos;
   for (const std::string& path : options.videos) videos.push_back(open_named_video(path));
+  if (options.dry) return dry_run(options, pictures, std::move(videos));
   // Mistakes in files are found before the model is read.
   std::function<int(Session&)> batch;
   if (!options.batch_in.empty()) {

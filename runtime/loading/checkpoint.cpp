@@ -443,11 +443,16 @@ size_t Checkpoint::weight_bytes(std::optional<DType> dtype) const noexcept {
 const std::vector<std::string>& Checkpoint::warnings() const noexcept { return state_->warnings; }
 
 ModelSource open_source(Checkpoint& checkpoint, const std::string& name) {
+  ModelSource source = open_files(checkpoint, name);
+  source.weights = checkpoint.take_weights();
+  return source;
+}
+
+ModelSource open_files(const Checkpoint& checkpoint, const std::string& name) {
   ModelSource source;
   source.name = name;
   source.config = checkpoint.config();
   source.file = [&checkpoint](const std::string& file) { return checkpoint.text(file); };
-  source.weights = checkpoint.take_weights();
   return source;
 }
 

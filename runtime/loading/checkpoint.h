@@ -60,5 +60,7 @@ class Checkpoint {
 
 /// A checkpoint folder as a source; its weights are mapped, not read.
 ModelSource open_source(Checkpoint& checkpoint, const std::string& name);
+/// The same without its weights: those are left in their files.
+ModelSource open_files(const Checkpoint& checkpoint, const std::string& name);
 
 }  // namespace kvlm

@@ -96,6 +96,7 @@ struct Session::State {
   std::shared_ptr<CachePlan> plan;
   std::unique_ptr<Model> model;
   double load_ms = 0;
+  size_t weight_bytes = 0;
 };
 
 Session::Session(const SessionOptions& options, std::unique_ptr<Model> model)
@@ -110,13 +111,15 @@ Session::Session(const SessionOptions& options, Watch* watch) {
     refuse("--threads", fmt::format("{}", options.threads), "1 to 1024, or 0 for one per core");
   }
   const LoadOptions load = load_options(options);
-  state_ = std::make_unique<State>(options, parse_device(options.device));
+  state_ = std::make_unique<State>(options, options.dry ? Device{} : parse_device(options.device));
 
   state_->stream.set_watch(watch);
 
   // What the spec asks for is checked before any weight is looked at.
   state_->plan = plan_cache(state_->spec, model_shape(options.model), &state_->profile);
   const auto require = [&](size_t weight_bytes, size_t mapped_bytes) {
+    state_->weight_bytes = weight_bytes;
+    if (options.dry) return;
     if (state_->device.kind == DeviceKind::kCpu) {
       require_memory({options.model, weight_bytes - mapped_bytes, options.cache_bytes},
                      memory_limit());
@@ -126,28 +129,28 @@ Session::Session(const SessionOptions& options, Watch* watch) {
                  cuda::device_facts(state_->device.index));
   };
   ModelSource source;
-  size_t weight_bytes = 0;
   if (options.model.starts_with(kSynthetic)) {
     const std::string_view name = std::string_view(options.model).substr(kSynthetic.size());
     const DType dtype = load.dtype.value_or(DType::kBF16);
-    weight_bytes = synthetic_weight_bytes(name, dtype);
-    require(weight_bytes, 0);
+    require(synthetic_weight_bytes(name, dtype), 0);
     source = synthetic_source(name, dtype, state_->stream);
   } else {
     state_->checkpoint.emplace(find_model(options.model, bundled_models(), &environment));
-    weight_bytes = state_->checkpoint->weight_bytes(load.dtype);
+    const size_t weight_bytes = state_->checkpoint->weight_bytes(load.dtype);
     // A file is mapped unless it is converted; a type of the same width is not told from the
     // file's.
     const bool mapped = weight_bytes == state_->checkpoint->weight_bytes(std::nullopt);
     require(weight_bytes, mapped ? weight_bytes : 0);
-    source = open_source(*state_->checkpoint, options.model);
+    source = options.dry ? open_files(*state_->checkpoint, options.model)
+                         : open_source(*state_->checkpoint, options.model);
   }
+  if (options.dry) source.weights = blank_weights(load.dtype.value_or(DType::kBF16));
   const Family& family = family_of(source.config, options.model);
-  source.weights.follow(watch, weight_bytes);
+  source.weights.follow(watch, state_->weight_bytes);
   state_->model = family.load(std::move(source), load, state_->stream);
   // What no config says: the type of the weights.
   state_->plan->shape.multiply = state_->model->decoder().cache_shape().multiply;
-  report_progress(watch, "loading", weight_bytes, weight_bytes);
+  report_progress(watch, "loading", state_->weight_bytes, state_->weight_bytes);
   state_->load_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
@@ -158,6 +161,7 @@ Model& Session::model() noexcept { return *state_->model; }
 Stream& Session::stream() noexcept { return state_->stream; }
 std::shared_ptr<const CachePlan> Session::plan() const noexcept { return state_->plan; }
 double Session::load_ms() const noexcept { return state_->load_ms; }
+size_t Session::weight_bytes() const noexcept { return state_->weight_bytes; }
 Device Session::device() const noexcept { return state_->device; }
 int Session::threads() const noexcept { return state_->pool.threads(); }
 

@@ -26,6 +26,9 @@ struct SessionOptions {
   std::optional<int64_t> max_pixels;  ///< likewise
   size_t cache_bytes = 0;  ///< that a cache is known to take; 0 if it depends on the prompts
   int threads = 0;         ///< 0: one per core
+  /// No weight is read and no device used: the model knows its prompts and shapes, and answers
+  /// nothing.
+  bool dry = false;
 };
 
 /// A loaded model with the threads, stream and checkpoint that it lives on.
@@ -44,6 +47,8 @@ class Session {
   /// Of the spec that was asked for, for the model's decoder: made once, when the model was opened.
   std::shared_ptr<const CachePlan> plan() const noexcept;
   double load_ms() const noexcept;
+  /// Of the weights in the type that they are asked for.
+  size_t weight_bytes() const noexcept;
   int threads() const noexcept;
   Device device() const noexcept;
   /// A cache for `sequences` sequences of up to `rows` tokens each; with `bytes` an arena of that

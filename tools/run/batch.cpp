@@ -14,25 +14,20 @@
 #include "kernels/base/human_bytes.h"
 #include "kernels/base/printable.h"
 #include "runtime/failure_kind.h"
-#include "runtime/prompt.h"
 #include "tools/common/input_text.h"
 #include "tools/common/messages.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
-#include "tools/common/visual_options.h"
 #include "tools/run/batch_room.h"
-#include "tools/run/context.h"
 #include "tools/run/output.h"
 #include "tools/run/picture_hint.h"
-#include "tools/run/pictures.h"
 #include "tools/run/prepared_records.h"
 #include "tools/run/record_source.h"
 #include "tools/run/records.h"
 #include "tools/run/report.h"
+#include "tools/run/requests.h"
 #include "tools/run/settings.h"
 #include "tools/run/shard.h"
-#include "tools/run/videos.h"
-#include "vision/image.h"
 
 // `vlm-run --batch`: keeps one generator busy with as many records at a time as memory (batch_room.h)
 // or --batch-size allows. Records are prepared ahead (prepared_records.h), admitted when the cache has
@@ -134,12 +129,13 @@ class Batch {
         session_(session),
         total_(total),
         output_(output),
+        requests_(options, session.model()),
         room_(session, options, total),
         progress_("batch", total.value_or(0), options.quiet || !total),
         prepared_(
-            source, [this](const Record& record) { return open(record); },
-            [this](const Record& record, const OpenRecord& opened, const Watch& watch) {
-              return prepare(record, opened, watch);
+            source, [this](const Record& record) { return requests_.open(record); },
+            [this](const Record& record, const OpenRecord& open, const Watch& watch) {
+              return requests_.prepare(record, open, watch);
             },
             prepare_limits(), session.stream().pool(), session.stream().watch()) {}
 
@@ -190,48 +186,6 @@ class Batch {
     }
   }
 
-  /// What a record takes, from headers alone. By any thread.
-  OpenRecord open(const Record& record) {
-    if (!record.error.empty()) throw Error(ErrorCode::kInvalidArgument, record.error);
-    Model& model = session_.model();
-    OpenRecord opened;
-    std::vector<PictureShape> shapes;
-    for (const std::string& image : record.images) {
-      const ImageInfo info = probe_image(image);
-      shapes.push_back({info.height, info.width, image_name(image)});
-      opened.pixels += int64_t{info.height} * info.width;
-    }
-    VideoFiles videos;
-    for (const std::string& video : record.videos) videos.push_back(open_video(video));
-    opened.clips = choose_frames(model, std::move(videos), options_.sampling);
-    const std::vector<Clip> clips = clips_of(opened.clips);
-    for (OpenClip& clip : opened.clips) {
-      const VideoInfo& info = clip.clip.info;
-      opened.pixels += int64_t{info.height} * info.width * std::ssize(clip.clip.frames);
-      clip.rest();
-    }
-    // Refuses what no context holds before a pixel is decoded.
-    request_rows(model, conversation(record), visual_texts(model, shapes, clips),
-                 options_.max_tokens.value_or(model.defaults().max_tokens), name_of(record),
-                 cure_of_long_prompt(clips, "give the record fewer images or a shorter prompt"));
-    return opened;
-  }
-
-  /// What a record asks: its own prompt, else -p, else for a caption.
-  std::string question(const Record& record) {
-    if (!record.prompt.empty()) return record.prompt;
-    if (!options_.prompt.empty()) return options_.prompt;
-    return default_question(session_.model(), record.images.size(), record.videos.size());
-  }
-
-  std::vector<ChatMessage> conversation(const Record& record) {
-    const Model& model = session_.model();
-    std::vector<ChatMessage> messages = opening(options_);
-    messages.push_back(user_message(question(record), record.images.size(), model.image_token(),
-                                    record.videos.size(), model.video_token()));
-    return messages;
-  }
-
   /// On a GPU threads of their own prepare while it works; on the CPU a batch's own loops have all
   /// of --threads, so records are prepared between them.
   PrepareLimits prepare_limits() const {
@@ -240,24 +194,6 @@ class Batch {
     const size_t ahead = std::max(room_.limit(), static_cast<size_t>(threads));
     // One more than that: the record whose turn it is.
     return {gpu ? threads : 0, std::min(ahead, kMostAhead) + 1, kMostPixelsAhead};
-  }
-
-  /// By any thread.
-  PreparedRecord prepare(const Record& record, const OpenRecord& opened, const Watch& watch) {
-    Model& model = session_.model();
-    GenerationRequest request = base_request(options_, model);
-    request.id = name_of(record);
-    request.messages = conversation(record);
-    for (const std::string& image : record.images) {
-      give_up_if_cancelled(&watch);
-      request.images.push_back(load_image(image));
-    }
-    for (const OpenClip& clip : opened.clips) {
-      give_up_if_cancelled(&watch);
-      request.videos.push_back(clip.decode());
-    }
-    return {prepare_request(model, std::move(request), model.decoder().max_positions(), &watch),
-            clips_of(opened.clips)};
   }
 
   /// Starts the next record, or writes why it cannot be. False if it has to wait.
@@ -394,11 +330,6 @@ class Batch {
 
   void note_memory() { peak_bytes_ = std::max(peak_bytes_, room_.used_bytes()); }
 
-  static std::string name_of(const Record& record) {
-    if (!record.id.is_null()) return fmt::format("record {}", printable(record.id.dump()));
-    return fmt::format("{} {}", record.listed ? "image" : "line", record.line);
-  }
-
   void write_error(const Record& record, ErrorCode code, const std::string& message) {
     Json json{{"id", record.id}};
     if (record.id.is_null()) json[record.listed ? "picture" : "line"] = record.line;
@@ -407,7 +338,7 @@ class Batch {
     const bool print = failures_.add(code);
     if (!options_.quiet && (print || failures_.is_first_unprinted())) {
       progress_.clear();
-      const std::string who = name_of(record);  // which some messages start with already
+      const std::string who = Requests::name_of(record);  // which some messages start with already
       if (print) {
         print_message("vlm-run: {}{}\n", message.starts_with(who) ? "" : who + ": ", message);
       } else {
@@ -439,6 +370,7 @@ class Batch {
   Session& session_;
   std::optional<size_t> total_;
   Output& output_;
+  Requests requests_;
   BatchRoom room_;
   Progress progress_;
   std::vector<Running> running_;

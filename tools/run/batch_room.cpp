@@ -33,6 +33,12 @@ size_t at_once(const Session& session, const RunOptions& options, std::optional<
 
 }  // namespace
 
+size_t activation_bytes(Model& model, int64_t prompt_tokens, DeviceKind device) {
+  const size_t tower = tower_workspace_bytes({device, 0});
+  return model.decoder().workspace_bytes(prompt_tokens) + 2 * tower +
+         (device == DeviceKind::kCpu ? 0 : kOfTheDriver);
+}
+
 BatchRoom::BatchRoom(Session& session, const RunOptions& options, std::optional<size_t> total)
     : session_(session),
       fixed_bytes_(options.kv_memory),
@@ -52,7 +58,7 @@ void BatchRoom::begin(int prompt_tokens) {
     // Others of the batch may be longer; if they are much longer, shrink() helps.
     const int64_t rows = std::min<int64_t>(2 * int64_t{prompt_tokens}, decoder.max_positions());
     const size_t activations =
-        decoder.workspace_bytes(rows) + 2 * tower_workspace_bytes(session_.device()) + kOfTheDriver;
+        activation_bytes(session_.model(), rows, session_.device().kind);
     const size_t all = cuda::device_facts(session_.device().index).free_bytes;
     free = all > activations ? all - activations : all / 2;
   }

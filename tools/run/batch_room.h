@@ -12,6 +12,9 @@
 
 namespace kvlm {
 
+/// What prompts of so many tokens need on a device beside weights and cache: an estimate from above.
+size_t activation_bytes(Model& model, int64_t prompt_tokens, DeviceKind device);
+
 /// The cache and the generator of a batch: how many records run at once, and in how much memory.
 class BatchRoom {
  public:

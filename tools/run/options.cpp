@@ -136,14 +136,19 @@ void check(const RunOptions& options) {
   if (greedy && (options.top_p || options.top_k.value_or(1) != 1 || options.seed != 0)) {
     refuse("--top-k, --top-p and --seed need a temperature above 0; add for example --temp 0.7");
   }
-  if (!options.batch_in.empty() && options.json) {
+  if (!options.batch_in.empty() && options.json && !options.dry) {
     refuse("--batch writes JSON Lines to --out anyway; drop --json");
   }
   if (options.batch_in.empty() && (options.batch_size || options.lean)) {
     refuse(fmt::format("{} needs records; give --batch in.jsonl --out out.jsonl",
                        options.batch_size ? "--batch-size" : "--lean"));
   }
-  if (options.batch_in.empty() != options.batch_out.empty()) {
+  if (options.memory && !options.dry) {
+    refuse("--memory is what --dry-run plans with; add --dry-run, or give --kv-memory");
+  }
+  if (options.dry && options.chat) refuse("--chat has no --dry-run; drop one of them");
+  if (options.batch_in.empty() != options.batch_out.empty() &&
+      !(options.dry && options.batch_out.empty())) {
     refuse(
         "--batch and --out belong together; give both, for example --batch in.jsonl --out "
         "out.jsonl");
@@ -276,6 +281,11 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
       ->type_name("N")
       ->default_str("auto")
       ->each([&](const std::string& text) { options.batch_size = parse_batch_size(text); });
+  app.add_flag("--dry-run", options.dry,
+               "Only print what these images or records need in memory, and how many sequences fit");
+  app.add_option("--memory", "Memory of the device that --dry-run plans for; default: what is free")
+      ->type_name("BYTES")
+      ->each([&](const std::string& text) { options.memory = parse_bytes(text); });
   app.add_flag("--lean", options.lean,
                "Write only id, text and finish_reason of an answer, and what all answers share "
                "once, into OUT.run.json");

@@ -37,6 +37,8 @@ struct RunOptions {
   std::string batch_out;
   std::optional<int> batch_size;  ///< nothing: auto, see BatchRoom
   bool lean = false;
+  bool dry = false;              ///< plan only
+  std::optional<size_t> memory;  ///< that a plan may assume
   Shard shard;              ///< of the batch
   bool shard_told = false;  ///< by the environment, not by --shard
   std::optional<size_t> kv_memory;

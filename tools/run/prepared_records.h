@@ -9,6 +9,7 @@
 #include "kernels/base/thread_pool.h"
 #include "kernels/base/watch.h"
 #include "runtime/clip_file.h"
+#include "runtime/prompt.h"
 #include "runtime/request.h"
 #include "tools/run/record_source.h"
 
@@ -16,6 +17,7 @@ namespace kvlm {
 
 /// A record of which the headers of its images and videos were read.
 struct OpenRecord {
+  PromptOutline outline;
   std::vector<OpenClip> clips;
   int64_t pixels = 0;  ///< that its images and frames decode to
 };
