@@ -183,7 +183,8 @@ WeightMap blank_weights(DType dtype) {
     const bool vector = shape.rank() == 1;
     auto tensor = std::make_shared<Tensor>(wide || vector ? DType::kF32 : dtype, shape, Device{},
                                            MemoryUse::kWeights);
-    if (vector) std::fill_n(tensor->as<float>(), shape.elements(), name.ends_with("bias") ? 0.f : 1.f);
+    if (vector)
+      std::fill_n(tensor->as<float>(), shape.elements(), name.ends_with("bias") ? 0.f : 1.f);
     return tensor;
   });
   return weights;

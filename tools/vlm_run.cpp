@@ -12,6 +12,7 @@
 #include "tools/common/session.h"
 #include "tools/common/visual_options.h"
 #include "tools/run/batch.h"
+#include "tools/run/batch_devices.h"
 #include "tools/run/chat.h"
 #include "tools/run/context.h"
 #include "tools/run/dry_run.h"
@@ -94,15 +95,16 @@ int run(int argc, char** argv) {
   for (const std::string& path : options.videos) videos.push_back(open_named_video(path));
   if (options.dry) return dry_run(options, pictures, std::move(videos));
   // Mistakes in files are found before the model is read.
-  std::function<int(Session&)> batch;
+  std::optional<BatchJob> job;
   if (!options.batch_in.empty()) {
-    batch = prepare_batch(options);
-    if (!batch) return 0;
+    job = open_batch(options);
+    if (!job) return 0;
+    if (options.devices.size() > 1) return run_batch_on_devices(options, *job);
   }
   TerminalWatch watch(options.quiet);
   Session session(options.session, &watch);
   if (interrupted()) return kExitInterrupted;
-  if (batch) return batch(session);
+  if (job) return run_batch(options, *job, session);
   if (options.chat)
     return run_chat(options, session, std::move(pictures), std::move(videos), watch);
   return run_once(options, session, std::move(pictures), std::move(videos), watch);

@@ -54,7 +54,8 @@ class BatchFailures : public testing::Test {
     const RecordingModel& recorded = *model;
     model->set_before(std::move(before));
     Session session(options_.session, std::move(model));
-    const int status = prepare_batch(options_)(session);
+    std::optional<BatchJob> job = open_batch(options_);
+    const int status = run_batch(options_, *job, session);
     sampled_ = recorded.sampled();
     return status;
   }
@@ -146,7 +147,7 @@ TEST_F(BatchFailures, ARecordThatFindsNoMemoryAloneFailsByItself) {
             }),
             kExitFailed);
   EXPECT_EQ(answered(), (std::vector<int>{0, 1, 3, 4, 5}));
-  EXPECT_EQ(written().at(2), (json{{"id", 2}, {"error", "no memory"}}));
+  EXPECT_EQ(written().at(2), (json{{"id", 2}, {"error", "no memory"}, {"kind", "memory"}}));
 }
 
 /// Whatever one record throws is its own error, but for a lost device.

@@ -219,11 +219,11 @@ DOCUMENTED = [
     # README.md, docs/models.md: the bundled models under the published names (Workshop)
     Case('vlm-run -m Qwen/Qwen2.5-VL-3B-Instruct --image photo.jpg -p "What is this?"',
          [answers, reports("Qwen/Qwen2.5-VL-3B-Instruct (qwen2.5-vl")]),
-    Case("vlm-run -m Qwen/Qwen2.5-VL-3B-Instruct --batch photos --out photos.jsonl --batch-size 16 --kv int4",
+    Case("vlm-run -m Qwen/Qwen2.5-VL-3B-Instruct --batch photos --out photos.jsonl --kv int4",
          [answered("photos.jsonl", 2)]),
     Case("vlm-run -m OpenGVLab/InternVL3-1B --image photo.jpg", [says("caption")]),
     Case('vlm-run -m OpenGVLab/InternVL3-1B --image photo.jpg -p "What is in the foreground?"', [answers]),
-    Case("vlm-run -m OpenGVLab/InternVL3-1B --batch photos --out captions.jsonl --batch-size 8 --kv int4",
+    Case("vlm-run -m OpenGVLab/InternVL3-1B --batch photos --out captions.jsonl --kv int4",
          [answered("captions_of_photos.jsonl", 2)], {"captions.jsonl": "captions_of_photos.jsonl"}),
     Case("vlm-kv explain int4 -m OpenGVLab/InternVL3-1B --tokens 3520 --visual 3328",
          [prints("int4 on OpenGVLab/InternVL3-1B after a prompt of 3520 tokens", "4.500 stored bits")]),

@@ -47,6 +47,7 @@ RUNS = {
         f"vlm-run -q {INTERNVL} -n 2 --batch FOLDER/images.jsonl --out FOLDER/b.jsonl --tiles 2 --batch-size 2",
         f"vlm-run -q {QWEN} -n 2 --batch FOLDER/videos.jsonl --out FOLDER/c.jsonl --frames 4 --min-pixels 800 --max-pixels 1024",
         f"vlm-run -q {QWEN} -n 2 --batch FOLDER/videos.jsonl --out FOLDER/d.jsonl --fps 2"],
+    "vlm-run dry run": [f"vlm-run --dry-run {CPU} {IMAGE} --json"],
     "vlm-kv list": ["vlm-kv list --json"],
     "vlm-kv explain": ["vlm-kv explain kivi --tokens 600 --visual 576 --json"],
     "vlm-kv fidelity": [f"vlm-kv fidelity {DATA} -n 3 --kv int4 --json --per-record"],

@@ -294,6 +294,73 @@ class Batches(VlmRun):
         program.communicate()
         self.assertLess(len(self.records()), 2001)
 
+    def test_several_devices_answer_as_one(self):
+        self.write_input(12, [(3, json.dumps({"id": "gone", "image": "gone.png"})), (5, "no record")])
+        self.assert_sound(self.batch(), 1)
+        alone = {str(record["id"]): record for record in self.records()}
+        for more in ([], ["--lean"]):
+            self.output.unlink()
+            result = run("-m", MODEL, "--batch", self.input, "--out", self.output, "-n", 4, "--device=cpu,cpu,cpu", *more)
+            self.assert_sound(result, 1)
+            self.assertIn(b"14 of 14 records done, 2 failed", result.stderr)
+            together = {str(record["id"]): record for record in self.records()}
+            self.assertEqual(alone.keys(), together.keys())
+            for name, record in together.items():
+                for key in set(record) - {"timings", "memory"}:
+                    self.assertEqual(record[key], alone[name][key], (name, key))
+                if not more:
+                    self.assertEqual(set(record), set(alone[name]))
+
+    def test_several_devices_resume_and_stream(self):
+        self.write_input(3)
+        command = ["-m", MODEL, "--out", self.output, "-n", 2, "--device", "cpu,cpu", "--batch"]
+        self.assert_sound(run(*command, self.input))
+        self.write_input(6)
+        result = run(*command, "-", input=self.input.read_bytes())
+        self.assert_sound(result)
+        self.assertIn(b"3 records done, 0 failed", result.stderr)
+        self.assertEqual(self.ids(), list(range(6)))
+
+    def test_a_lost_device_is_named_and_what_is_finished_is_kept(self):
+        self.write_input(400)
+        program = subprocess.Popen([PROGRAM, "-m", MODEL, "--batch", self.input, "--out", self.output, "-n", "100", "-t", "1",
+                                    "--device", "cpu,cpu"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        while not (self.output.exists() and b"\n" in self.output.read_bytes()):
+            self.assertIsNone(program.poll())
+            time.sleep(0.01)
+        children = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
+        self.assertEqual(len(children), 2)
+        os.kill(int(children[0]), signal.SIGKILL)
+        error = program.communicate(timeout=60)[1]
+        self.assertEqual(program.returncode, 1)
+        self.assertRegex(error, rb"the process of cpu ended with status 137 and \d+ unanswered records?; run the same command")
+        for child in children:
+            self.assertFalse(Path(f"/proc/{child}").exists())
+        self.assertGreater(len(self.ids()), 0)
+
+    def test_several_devices_obey_a_signal(self):
+        self.write_input(400)
+        for signal_ in (signal.SIGINT, signal.SIGTERM):
+            program = subprocess.Popen([PROGRAM, "-m", MODEL, "--batch", self.input, "--out", self.output, "-n", "100", "-t", "1",
+                                        "--device", "cpu,cpu"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            count = self.output.read_bytes().count(b"\n") if self.output.exists() else 0
+            while not (self.output.exists() and self.output.read_bytes().count(b"\n") > count):
+                self.assertIsNone(program.poll())
+                time.sleep(0.01)
+            program.send_signal(signal_)
+            program.communicate(timeout=30)
+            self.assertEqual(program.returncode, 130)
+
+    def test_devices_that_are_not_there_are_refused(self):
+        self.write_input(1)
+        for more in (["--gpus", "0"], ["--gpus", "many"], ["--gpus", "99"], ["--gpus", "2", "--device", "cpu"],
+                     ["--device", "cpu,gpu"], ["--device", "cpu,"]):
+            result = run("-m", MODEL, "--batch", self.input, "--out", self.output, *more)
+            self.assertIn(result.returncode, (1, 2), more)
+            self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
+        result = run("-m", MODEL, "--image", PICTURE, "--device", "cpu,cpu")
+        self.assertEqual(result.returncode, 2)
+
     def test_the_end_tells_the_totals(self):
         self.write_input(3, [(1, json.dumps({"id": "lost", "image": "gone.png"}))])
         for size in (1, 2):

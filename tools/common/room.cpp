@@ -79,7 +79,8 @@ size_t available_memory() {
   size_t bytes = memory_limit();
   std::ifstream file("/proc/meminfo");
   std::string name;
-  for (size_t kib = 0; file >> name >> kib; file.ignore(std::numeric_limits<std::streamsize>::max(), '\n')) {
+  for (size_t kib = 0; file >> name >> kib;
+       file.ignore(std::numeric_limits<std::streamsize>::max(), '\n')) {
     if (name == "MemAvailable:") bytes = std::min(bytes, kib * 1024);
   }
   return bytes;

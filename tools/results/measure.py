@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import random
 import re
@@ -132,10 +133,10 @@ def captions(options: argparse.Namespace) -> list[Figure]:
     lines = [json.dumps({"id": number, "image": str(path)}) for number, path in enumerate([*scenes, *scenes])]
     asked = options.work / "in.jsonl"
     asked.write_text("\n".join(lines) + "\n", "utf-8")
-    for spec in options.kv or CAPTIONS:
+    for spec, size in itertools.product(options.kv or CAPTIONS, options.batch_size):
         took, row = [], {}
         command = ["vlm-run", "-m", options.model, "--device", options.device, "--batch", "in.jsonl", "--out", "out.jsonl",
-                   "--batch-size", str(options.batch_size), "-n", "64", "-q", "--kv", spec]  # fmt: skip
+                   "--batch-size", size, "-n", "64", "-q", "--kv", spec]  # fmt: skip
         program = [str(options.build / "tools" / command[0]), *command[1:]]
         words = [str(options.work / word) if word.endswith(".jsonl") else word for word in program]
         for _ in range(options.repeats):
@@ -153,7 +154,7 @@ def captions(options: argparse.Namespace) -> list[Figure]:
                                       ("captions_images_s", len(lines) / statistics.median(took),
                                        {"min": len(lines) / ends["max"], "max": len(lines) / ends["min"]})):  # fmt: skip
             figures.append(Figure(datetime.date.today().isoformat(), commit_of(row["version"]), row["device"], options.model,
-                                  "random" if options.model.startswith("synthetic:") else "real", spec, str(options.batch_size),
+                                  "random" if options.model.startswith("synthetic:") else "real", spec, size,
                                   f"{len(lines)} images", metric, f"{value:.6g}", f"{spread['min']:.6g}", f"{spread['max']:.6g}",
                                   found[0]))  # fmt: skip
     return figures
@@ -178,7 +179,7 @@ def answers(options: argparse.Namespace) -> list[Figure]:
         for model in options.models:
             out = options.work / f"{script}-{model}"
             command = ["python3", f"tools/eval/{script}", "--out", str(out), "--model", model, "--device", options.device,
-                       "--jobs", str(options.jobs), "--batch-size", str(options.batch_size), "--tune", "0",
+                       "--jobs", str(options.jobs), "--batch-size", options.batch_size[0], "--tune", "0",
                        "--skip", "pycocoevalcap", *given(tuple(options.kv or ANSWERS))]  # fmt: skip
             if options.limit:
                 command += ["--limit", str(options.limit)]
@@ -238,7 +239,7 @@ def main() -> int:
     parser.add_argument("--budgets", nargs="+", default=BUDGETS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="answers: programs at a time")
-    parser.add_argument("--batch-size", type=int, default=16, help="captions, answers: sequences of a program")
+    parser.add_argument("--batch-size", nargs="+", default=["16"], help="captions, answers: records at once; captions: several")
     parser.add_argument("--limit", type=int, help="captions, answers: only the first records")
     parser.add_argument("--work", type=Path, help="captions, answers: folder for their files; answers are resumed there")
     options = parser.parse_args()

@@ -57,8 +57,7 @@ void BatchRoom::begin(int prompt_tokens) {
   } else {
     // Others of the batch may be longer; if they are much longer, shrink() helps.
     const int64_t rows = std::min<int64_t>(2 * int64_t{prompt_tokens}, decoder.max_positions());
-    const size_t activations =
-        activation_bytes(session_.model(), rows, session_.device().kind);
+    const size_t activations = activation_bytes(session_.model(), rows, session_.device().kind);
     const size_t all = cuda::device_facts(session_.device().index).free_bytes;
     free = all > activations ? all - activations : all / 2;
   }

@@ -12,7 +12,8 @@
 
 namespace kvlm {
 
-/// What prompts of so many tokens need on a device beside weights and cache: an estimate from above.
+/// What prompts of so many tokens need on a device beside weights and cache: an estimate from
+/// above.
 size_t activation_bytes(Model& model, int64_t prompt_tokens, DeviceKind device);
 
 /// The cache and the generator of a batch: how many records run at once, and in how much memory.
@@ -21,9 +22,10 @@ class BatchRoom {
   /// `total`: records in all, if that is known.
   BatchRoom(Session& session, const RunOptions& options, std::optional<size_t> total);
 
-  /// Makes the cache, which prompts of so many tokens are going to fill. Its size: --kv-memory; else
-  /// what --batch-size sequences of the model's whole context take, or, where that is more, what is
-  /// free and not needed for activations. Does nothing the second time. Throws Error{kOutOfMemory}.
+  /// Makes the cache, which prompts of so many tokens are going to fill. Its size: --kv-memory;
+  /// else what --batch-size sequences of the model's whole context take, or, where that is more,
+  /// what is free and not needed for activations. Does nothing the second time. Throws
+  /// Error{kOutOfMemory}.
   void begin(int prompt_tokens);
   Generator& generator() noexcept { return *generator_; }
   std::string spec() const { return cache_->spec(); }

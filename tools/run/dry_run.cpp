@@ -30,8 +30,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 /// What others are compared with, when the command names one policy.
-constexpr const char* kOthers[] = {"f16", "int8", "int4", "kivi",
-                                   "calibquant,bits=2 + int4,scope=text", "prefixkv,keep=0.5"};
+constexpr const char* kOthers[] = {
+    "f16", "int8", "int4", "kivi", "calibquant,bits=2 + int4,scope=text", "prefixkv,keep=0.5"};
 constexpr size_t kPrinted = 20;  // faults of records
 
 /// Prompts that are to be answered, longest first among `size`.
@@ -71,24 +71,29 @@ Memory memory_of(const RunOptions& options) {
 /// A policy, what one sequence takes in it, and how many fit.
 struct Fit {
   std::string spec;
-  std::string refusal;
   Reservation each;
   size_t sequences = 0;
 };
 
-Fit fit(const std::string& text, const Session& session, const RunOptions& options,
-        const SequenceSize& size, size_t left) {
-  Fit made;
-  made.spec = canonical(read_spec(text));
-  try {
-    const bool own = text == options.session.kv;
-    made.each = reservation(
-        own ? *session.plan() : *plan_cache(read_spec(text), session.plan()->shape), size);
-    if (left > made.each.staging) made.sequences = (left - made.each.staging) / made.each.kept;
-  } catch (const Error& error) {
-    made.refusal = error.what();
-  }
+Fit fit(const CachePlan& plan, const std::string& spec, const SequenceSize& size, size_t left) {
+  Fit made{spec, reservation(plan, size)};
+  if (left > made.each.staging) made.sequences = (left - made.each.staging) / made.each.kept;
   return made;
+}
+
+/// Of --kv, and of those of kOthers that serve such a model.
+std::vector<Fit> fits_of(const Session& session, const std::string& kv, const SequenceSize& size,
+                         size_t left) {
+  std::vector<Fit> fits{fit(*session.plan(), canonical(read_spec(kv)), size, left)};
+  for (const char* text : kOthers) {
+    const CacheSpec spec = read_spec(text);
+    if (canonical(spec) == fits.front().spec) continue;
+    try {
+      fits.push_back(fit(*plan_cache(spec, session.plan()->shape), canonical(spec), size, left));
+    } catch (const Error&) {  // this model's shape is not for it
+    }
+  }
+  return fits;
 }
 
 Prompts prompts_of_records(const RunOptions& options, Requests& requests) {
@@ -130,13 +135,8 @@ int dry_run(const RunOptions& options, const std::vector<OpenPicture>& pictures,
   const size_t activations = activation_bytes(session.model(), prompts.longest.prompt_rows,
                                               memory.gpu ? DeviceKind::kCuda : DeviceKind::kCpu);
   const size_t taken = weights + activations;
-  const size_t left =
-      options.kv_memory.value_or(memory.bytes > taken ? memory.bytes - taken : 0);
-  std::vector<Fit> fits{fit(options.session.kv, session, options, prompts.longest, left)};
-  for (const char* other : kOthers) {
-    Fit made = fit(other, session, options, prompts.longest, left);
-    if (made.spec != fits.front().spec) fits.push_back(std::move(made));
-  }
+  const size_t left = options.kv_memory.value_or(memory.bytes > taken ? memory.bytes - taken : 0);
+  const std::vector<Fit> fits = fits_of(session, options.session.kv, prompts.longest, left);
   const bool served = prompts.count > 0 && fits.front().sequences > 0;
   const int status = served && prompts.failed == 0 ? 0 : kExitFailed;
 
@@ -154,15 +154,10 @@ int dry_run(const RunOptions& options, const std::vector<OpenPicture>& pictures,
               {"max_tokens", requests.max_tokens()},
               {"policies", Json::array()}};
     for (const Fit& one : fits) {
-      Json entry{{"spec", one.spec}};
-      if (!one.refusal.empty()) {
-        entry["error"] = one.refusal;
-      } else {
-        entry.update({{"sequence_bytes", one.each.kept},
-                      {"staging_bytes", one.each.staging},
-                      {"sequences", one.sequences}});
-      }
-      json["policies"].push_back(entry);
+      json["policies"].push_back({{"spec", one.spec},
+                                  {"sequence_bytes", one.each.kept},
+                                  {"staging_bytes", one.each.staging},
+                                  {"sequences", one.sequences}});
     }
     json["version"] = version_line();
     fmt::print("{}\n", json_line(json));
@@ -182,18 +177,15 @@ int dry_run(const RunOptions& options, const std::vector<OpenPicture>& pictures,
     fmt::print("{:<12} {:>10}  tokens, {} of them visual; the answer has at most {}\n", "prompt",
                prompts.tokens, prompts.visual, requests.max_tokens());
   } else {
-    fmt::print("{:<12} {:>10}  and {} that cannot be answered; {} tokens, {} of them visual, the "
-               "longest prompt {}; an answer has at most {}\n",
-               "records", prompts.count, prompts.failed, prompts.tokens, prompts.visual,
-               prompts.longest.prompt_rows, requests.max_tokens());
+    fmt::print(
+        "{:<12} {:>10}  and {} that cannot be answered; {} tokens, {} of them visual, the "
+        "longest prompt {}; an answer has at most {}\n",
+        "records", prompts.count, prompts.failed, prompts.tokens, prompts.visual,
+        prompts.longest.prompt_rows, requests.max_tokens());
   }
   fmt::print("\n{:<40} {:>14} {:>8}\n", "--kv", "a sequence", "at once");
   for (const Fit& one : fits) {
-    if (one.refusal.empty()) {
-      fmt::print("{:<40} {:>14} {:>8}\n", one.spec, human_bytes(one.each.kept), one.sequences);
-    } else {
-      fmt::print("{:<40} not for this model: {}\n", one.spec, one.refusal);
-    }
+    fmt::print("{:<40} {:>14} {:>8}\n", one.spec, human_bytes(one.each.kept), one.sequences);
   }
   return status;
 }

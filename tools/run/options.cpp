@@ -9,6 +9,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
+#include "kernels/base/queue.h"
 #include "tools/common/help.h"
 #include "tools/common/input_text.h"
 #include "tools/common/program.h"
@@ -107,6 +108,41 @@ void take_shard(const std::string& given, RunOptions& options) {
                 fmt::format("--batch - reads standard input, which not every process of {} may "
                             "get; give a file, or --shard I/N",
                             options.shard.count));
+  }
+}
+
+/// The devices of --gpus, or of a list as --device.
+void take_devices(const std::string& gpus, RunOptions& options) {
+  std::string& device = options.session.device;
+  const auto refuse = [](const std::string& text) {
+    throw Error(ErrorCode::kInvalidArgument, text);
+  };
+  if (!gpus.empty()) {
+    const int there = cuda::device_count();
+    int count = there;
+    const auto [rest, code] = std::from_chars(gpus.data(), gpus.data() + gpus.size(), count);
+    const bool number = code == std::errc() && rest == gpus.data() + gpus.size() && count > 0;
+    if (!number && gpus != "all") {
+      refuse(fmt::format("--gpus is {}; expected 1 or more, or all", printable(gpus)));
+    }
+    if (device != "auto") refuse("--gpus chooses the devices; drop --device");
+    if (there == 0 || count > there) {
+      refuse(fmt::format("--gpus {} needs {}, and there {}; give fewer, or --device cpu", gpus,
+                         number ? fmt::format("{} GPU{}", count, count == 1 ? "" : "s") : "a GPU",
+                         there == 1 ? "is 1" : fmt::format("are {}", there)));
+    }
+    for (int i = 0; i < count; ++i) options.devices.push_back(fmt::format("cuda:{}", i));
+  } else {
+    for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+      end = device.find(',', begin);
+      options.devices.push_back(device.substr(begin, end - begin));
+    }
+  }
+  device = options.devices.front();
+  if (options.devices.size() == 1) return;
+  for (const std::string& each : options.devices) parse_device(each);  // refuses what is not there
+  if (options.batch_in.empty() || options.dry) {
+    refuse("several devices answer a batch; give --batch in.jsonl --out out.jsonl, or one device");
   }
 }
 
@@ -252,8 +288,12 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
       ->each([&](const std::string& text) {
         options.kv_memory = options.session.cache_bytes = parse_bytes(text);
       });
-  app.add_option("--device", options.session.device, "auto, cpu or cuda[:N]")
+  app.add_option("--device", options.session.device,
+                 "auto, cpu or cuda[:N]; of a batch several with commas, a process each")
       ->capture_default_str();
+  std::string gpus;
+  app.add_option("--gpus", gpus, "A batch on so many GPUs of this machine: a number, or all")
+      ->type_name("N|all");
   app.add_option("-t,--threads", options.session.threads, "CPU threads; 0: one per core")
       ->capture_default_str();
   app.add_option("--dtype", options.session.dtype,
@@ -281,8 +321,9 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
       ->type_name("N")
       ->default_str("auto")
       ->each([&](const std::string& text) { options.batch_size = parse_batch_size(text); });
-  app.add_flag("--dry-run", options.dry,
-               "Only print what these images or records need in memory, and how many sequences fit");
+  app.add_flag(
+      "--dry-run", options.dry,
+      "Only print what these images or records need in memory, and how many sequences fit");
   app.add_option("--memory", "Memory of the device that --dry-run plans for; default: what is free")
       ->type_name("BYTES")
       ->each([&](const std::string& text) { options.memory = parse_bytes(text); });
@@ -302,7 +343,9 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
     const std::string advice = extra ? advice_on_pattern(app) : std::string();
     throw Error(ErrorCode::kInvalidArgument, advice.empty() ? sentence(error.what()) : advice);
   }
+  options.arguments.assign(argv, argv + argc);
   refuse_empty_values(app);
+  take_devices(gpus, options);
   take_shard(shard, options);
   check(options);
   return std::nullopt;

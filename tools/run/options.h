@@ -37,6 +37,8 @@ struct RunOptions {
   std::string batch_out;
   std::optional<int> batch_size;  ///< nothing: auto, see BatchRoom
   bool lean = false;
+  std::vector<std::string> devices;    ///< of --gpus, or of a --device that names several
+  std::vector<std::string> arguments;  ///< as typed, the program's name first
   bool dry = false;              ///< plan only
   std::optional<size_t> memory;  ///< that a plan may assume
   Shard shard;              ///< of the batch

@@ -8,9 +8,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -172,9 +172,10 @@ bool Output::share(const BatchSettings& settings, bool write) const {
                   {"version", version_line()}};
   std::ofstream file(path);
   if (!(file << json_line(json) << std::endl)) {
-    throw Error(ErrorCode::kCorruptFile,
-                fmt::format("{} cannot be written: {}; give --out in a folder that you may write to",
-                            printable(path), std::strerror(errno)));
+    throw Error(
+        ErrorCode::kCorruptFile,
+        fmt::format("{} cannot be written: {}; give --out in a folder that you may write to",
+                    printable(path), std::strerror(errno)));
   }
   return true;
 }

@@ -39,11 +39,11 @@ OutputText parse_output(std::string_view text, const std::string& name);
 /// program at a time writes it.
 class Output {
  public:
-  /// Opens or creates the file and cuts off a torn last line; "-" is standard output, which holds no
-  /// answers yet. With `lean` the settings are in a file of their own, PATH.run.json. Throws Error,
-  /// leaving it as it is:
-  /// kCorruptFile if it is no regular file, cannot be written, is being written by another program,
-  /// or holds anything but records; kInvalidArgument if it has answers of other settings.
+  /// Opens or creates the file and cuts off a torn last line; "-" is standard output, which holds
+  /// no answers yet. With `lean` the settings are in a file of their own, PATH.run.json. Throws
+  /// Error, leaving it as it is: kCorruptFile if it is no regular file, cannot be written, is being
+  /// written by another program, or holds anything but records; kInvalidArgument if it has answers
+  /// of other settings.
   Output(const std::string& path, const BatchSettings& settings, bool lean = false);
   ~Output();
   Output(const Output&) = delete;
@@ -52,6 +52,7 @@ class Output {
   /// Whether the record has an answer. Throws Error{kInvalidArgument} if it was asked something
   /// else then.
   bool has(const Record& record) const;
+  bool has_failures() const noexcept { return !failures_.empty(); }
   /// Whether a torn last line was cut off.
   bool repaired() const noexcept { return repaired_; }
   /// Fit for messages.

@@ -19,8 +19,8 @@
 #include "runtime/failure_kind.h"
 
 // Prepares the records of a batch: threads open, decode and cut images while a GPU is busy, or,
-// without threads of its own, several at a time when the next one is wanted. Records and pixels held
-// are bounded; records are handed out in the order of the input.
+// without threads of its own, several at a time when the next one is wanted. Records and pixels
+// held are bounded; records are handed out in the order of the input.
 namespace kvlm {
 
 namespace {
@@ -36,10 +36,10 @@ struct Entry {
 
   std::shared_ptr<const Record> record;
   size_t number;
-  bool claimed = false;            // a thread is at work on it, or was
-  bool counted = false;            // its pixels are among those held
-  bool thrown = false;             // the failure, by front()
-  bool crowded = false;            // others were held meanwhile
+  bool claimed = false;  // a thread is at work on it, or was
+  bool counted = false;  // its pixels are among those held
+  bool thrown = false;   // the failure, by front()
+  bool crowded = false;  // others were held meanwhile
   std::optional<OpenRecord> open;
   std::optional<PreparedRecord> made;
   std::exception_ptr failure;
@@ -71,7 +71,8 @@ struct PreparedRecords::State final : Watch {
     return stop || (outer != nullptr && outer->cancelled());
   }
 
-  /// Whether the limits let an entry be prepared: in order, so that the first one always may. Locked.
+  /// Whether the limits let an entry be prepared: in order, so that the first one always may.
+  /// Locked.
   bool has_room(const Entry& entry) const noexcept {
     if (entry.number != uncounted) return false;
     const int64_t pixels = entry.open ? entry.open->pixels : 0;
@@ -149,7 +150,8 @@ struct PreparedRecords::State final : Watch {
     finish(entry, std::move(made), failure);
   }
 
-  void finish(Entry& entry, std::optional<PreparedRecord> made, std::exception_ptr failure) noexcept {
+  void finish(Entry& entry, std::optional<PreparedRecord> made,
+              std::exception_ptr failure) noexcept {
     {
       const std::lock_guard lock(mutex);
       entry.crowded = entry.crowded || held.size() > 1;

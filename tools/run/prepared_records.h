@@ -46,8 +46,8 @@ class PreparedRecords {
   /// Both are called by any thread. `watch` cancels when the batch is interrupted, or the record is
   /// not wanted any more.
   using Open = std::function<OpenRecord(const Record& record)>;
-  using Prepare =
-      std::function<PreparedRecord(const Record& record, const OpenRecord& open, const Watch& watch)>;
+  using Prepare = std::function<PreparedRecord(const Record& record, const OpenRecord& open,
+                                               const Watch& watch)>;
 
   /// `watch` may be null; it, `source` and `pool` outlive this. Throws Error{kUnsupported} if the
   /// threads cannot be started.

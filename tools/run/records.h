@@ -31,8 +31,8 @@ std::optional<std::string> difference_of_asked(const nlohmann::ordered_json& ear
                                                const nlohmann::ordered_json& now);
 
 /// Reads the lines of a list of records, one JSON object a line. A relative image or video is
-/// relative to `folder`. A line that is no record, or has the id of an earlier one, is a record with
-/// an error.
+/// relative to `folder`. A line that is no record, or has the id of an earlier one, is a record
+/// with an error.
 class RecordLines {
  public:
   explicit RecordLines(std::filesystem::path folder) : folder_(std::move(folder)) {}
