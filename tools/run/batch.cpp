@@ -277,6 +277,7 @@ class Batch {
       // Steps are shared, so that the rate of one record would be no rate of anything.
       if (options_.batch_size > 1) json["timings"].erase("decode_tps");
       json.update(asked_of(*entry->record));
+      if (!entry->record->meta.is_null()) json["meta"] = entry->record->meta;
       json["settings"] = settings_.flags;
       output_.append(json);
       entry = running_.erase(entry);
@@ -307,6 +308,7 @@ class Batch {
   void write_error(const Record& record, const std::string& message) {
     Json json{{"id", record.id}};
     if (record.id.is_null()) json[record.listed ? "picture" : "line"] = record.line;
+    if (!record.meta.is_null()) json["meta"] = record.meta;
     json["error"] = message;
     output_.append(json);
     if (!options_.quiet) {
@@ -381,7 +383,9 @@ void take_part(std::vector<Record>& records, const RunOptions& options) {
 
 std::function<int(Session&)> prepare_batch(const RunOptions& options) {
   const BatchSettings settings = batch_settings(options);
-  std::vector<Record> records = read_records(options.batch_in, options.batch_out);
+  std::string left_out;
+  std::vector<Record> records = read_records(options.batch_in, options.batch_out, &left_out);
+  if (!left_out.empty() && !options.quiet) print_message("vlm-run: note: {}\n", left_out);
   if ((options.sampling.fps || options.sampling.frames) &&
       std::ranges::all_of(records, &std::vector<std::string>::empty, &Record::videos)) {
     throw Error(
