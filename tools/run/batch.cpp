@@ -397,17 +397,20 @@ std::function<int(Session&)> prepare_batch(const RunOptions& options) {
     print_message("batch: no record in {}\n", printable(options.batch_in));
   }
   const std::string path = shard_path(options.batch_out, options.shard);
-  require_same_count(options.batch_out, options.shard);
   take_part(records, options);
   const auto output = std::make_shared<Output>(path, settings);
+  for (const std::string& other : other_outputs(options.batch_out, options.shard)) {
+    output->read_also(other, settings, /*join=*/options.shard.count == 1);
+  }
   const size_t all = records.size();
   std::erase_if(records, [&](const Record& record) { return output->has(record); });
   if (!options.quiet) {
     const std::string name = printable(path);
     if (output->repaired()) print_message("batch: removed an incomplete last line of {}\n", name);
     if (records.size() < all) {
-      print_message("batch: {} of {} records are in {} already{}\n", all - records.size(), all,
-                    name, records.empty() ? "; nothing is left to do" : "");
+      print_message("batch: {} of {} records are in {}{} already{}\n", all - records.size(), all,
+                    name, output->used_others() ? " or another shard's file" : "",
+                    records.empty() ? "; nothing is left to do" : "");
     }
     if (output->unsettled() > 0) {
       print_message(
