@@ -139,13 +139,28 @@ std::optional<std::string> checked(const OptionInfo& option, std::string_view va
   return std::nullopt;
 }
 
-/// The legal value that was probably meant.
+/// The choice that was probably meant: by its number, by its letters, or what is not off.
+std::string nearest_choice(const std::vector<std::string_view>& choices, std::string_view value) {
+  if (choices.size() == 1) return std::string(choices[0]);
+  const std::optional<double> number = real_number(value);
+  if (number && real_number(choices[0])) {
+    return std::string(*std::ranges::min_element(choices, {}, [&](std::string_view choice) {
+      return std::abs(real_number(choice).value_or(*number) - *number);
+    }));
+  }
+  const std::string_view nearest = nearest_spelling(value, choices);
+  if (!nearest.empty() || choices.size() != 2 || choices[0] != "off") return std::string(nearest);
+  constexpr std::string_view kOn[] = {"yes", "on", "true", "1"};
+  return std::string(std::ranges::find(kOn, value) == std::end(kOn) ? "" : choices[1]);
+}
+
+/// The legal value that was probably meant; empty if that is unknown.
 std::string nearest_value(const OptionInfo& option, std::string_view value) {
   const std::string fallback(option.standard.empty() ? shortest(option.low)
                                                      : std::string(option.standard));
   switch (option.type) {
     case Type::kChoice:
-      return std::string(nearest_spelling(value, split_words(option.choices, '|')));
+      return nearest_choice(split_words(option.choices, '|'), value);
     case Type::kInteger:
     case Type::kChannels: {
       const std::optional<double> number = real_number(value);
@@ -190,10 +205,12 @@ const OptionInfo* find_option(const PolicyInfo& info, std::string_view key) {
   for (const OptionInfo* option : options_of(info)) keys.push_back(option->key);
   const bool misplaced =
       info.kind != PartKind::kQuantizer && (key == kScope.key || key == kLayers.key);
-  const std::string hint = misplaced ? "only quantizers have scope= and layers="
-                                     : fmt::format("did you mean {}?", nearest_spelling(key, keys));
+  const std::string_view nearest = nearest_spelling(key, keys);
+  const std::string hint = misplaced         ? "; only quantizers have scope= and layers="
+                           : nearest.empty() ? ""
+                                             : fmt::format("; did you mean {}?", nearest);
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("--kv {} has no option {}; {} (its options are {})", info.name,
+              fmt::format("--kv {} has no option {}{} (its options are {})", info.name,
                           printable(key), hint, fmt::join(keys, ", ")));
 }
 
@@ -248,10 +265,12 @@ std::string legal_values(const OptionInfo& option) {
 
 std::string checked_value(std::string_view part, const OptionInfo& option, std::string_view value) {
   if (std::optional<std::string> text = checked(option, value)) return *std::move(text);
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("--kv {} has no {}={}; did you mean {}={}? (legal: {})", part, option.key,
-                          printable(value), option.key, nearest_value(option, value),
-                          legal_values(option)));
+  const std::string nearest = nearest_value(option, value);
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("--kv {} has no {}={}{} (legal: {})", part, option.key, printable(value),
+                  nearest.empty() ? "" : fmt::format("; did you mean {}={}?", option.key, nearest),
+                  legal_values(option)));
 }
 
 OptionValues::OptionValues(const PolicyInfo& info, const SpecPart& part) : info_(&info) {

@@ -98,21 +98,51 @@ SpecPart words_of(std::string_view text, std::string_view whole) {
 
 /// What other programs call formats, and what comes closest here.
 constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
-    {"q8_0", "int8"},     {"q8", "int8"},       {"8bit", "int8"},     {"fp8", "int8"},
-    {"fp8_e4m3", "int8"}, {"fp8_e5m2", "int8"}, {"q5_0", "int8"},     {"q5_1", "int8"},
-    {"q4_0", "int4"},     {"q4_1", "int4"},     {"q4", "int4"},       {"4bit", "int4"},
-    {"iq4_nl", "int4"},   {"fp4", "int4"},      {"nf4", "int4"},      {"fp16", "f16"},
-    {"float16", "f16"},   {"half", "f16"},      {"bfloat16", "bf16"}, {"fp32", "f32"},
-    {"float32", "f32"},   {"float", "f32"},     {"int2", "kivi"},     {"2bit", "kivi"},
+    {"q8_0", "int8"},
+    {"q8", "int8"},
+    {"8bit", "int8"},
+    {"fp8", "int8"},
+    {"fp8_e4m3", "int8"},
+    {"fp8_e5m2", "int8"},
+    {"q5_0", "int8"},
+    {"q5_1", "int8"},
+    {"q4_0", "int4"},
+    {"q4_1", "int4"},
+    {"q4", "int4"},
+    {"4bit", "int4"},
+    {"iq4_nl", "int4"},
+    {"fp4", "int4"},
+    {"nf4", "int4"},
+    {"fp16", "f16"},
+    {"float16", "f16"},
+    {"half", "f16"},
+    {"bfloat16", "bf16"},
+    {"fp32", "f32"},
+    {"float32", "f32"},
+    {"float", "f32"},
+    {"int2", "kivi"},
+    {"2bit", "kivi"},
+    {"quarot", "int4,rotate=hadamard"},
+    {"spinquant", "int4,rotate=hadamard"},
 };
 
 /// Published policies that are not built, and why (docs/formulas.md, "Not built").
 constexpr std::string_view kNoSharedRows =
     "merged layers would need their own length for every KV entry in every format; share codes "
     "between layers with share=codes";
+constexpr std::string_view kNoPruning =
+    "it drops visual tokens while the prompt is computed; rules here drop cached ones, for example "
+    "snapkv or prefixkv";
+constexpr std::string_view kNoCodebooks =
+    "it needs codebooks, sketches or sparse outliers, which no format here has; the nearest are "
+    "kivi and int4,rotate=hadamard";
+constexpr std::string_view kNoSparseReading =
+    "it keeps every token and reads some of them a step; rules here evict, for example snapkv";
 constexpr std::pair<std::string_view, std::string_view> kNotBuilt[] = {
-    {"minicache", kNoSharedRows},
-    {"slerp", kNoSharedRows},
+    {"minicache", kNoSharedRows}, {"slerp", kNoSharedRows},    {"fastv", kNoPruning},
+    {"sparsevlm", kNoPruning},    {"visionzip", kNoPruning},   {"pyramiddrop", kNoPruning},
+    {"kvquant", kNoCodebooks},    {"gear", kNoCodebooks},      {"qjl", kNoCodebooks},
+    {"turboquant", kNoCodebooks}, {"quest", kNoSparseReading}, {"minference", kNoSparseReading},
 };
 
 std::string lower_case(std::string_view name) {
@@ -136,8 +166,10 @@ std::string_view nearest_policy(std::string_view name, const std::vector<std::st
     if (lower_case(name) == other) refuse(fmt::format("{} is not built: {}", other, why));
   }
   const std::vector<std::string_view> names = part_names();
-  refuse(fmt::format("has no policy \"{}\"; did you mean {}? (policies: {})", printable(name),
-                     nearest_policy(name, names), fmt::join(names, ", ")));
+  const std::string_view nearest = nearest_policy(name, names);
+  refuse(fmt::format("has no policy \"{}\"{} (policies: {})", printable(name),
+                     nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest),
+                     fmt::join(names, ", ")));
 }
 
 /// Checks the names and spells the values canonically.

@@ -14,21 +14,34 @@ namespace {
 // Of the words compared; the rest of a hostile word says nothing about what was meant.
 constexpr size_t kMaxWord = 64;
 
+/// Insertions, deletions, substitutions, and swaps of two neighbours.
 size_t edit_distance(std::string_view a, std::string_view b) noexcept {
   a = a.substr(0, kMaxWord);
   b = b.substr(0, kMaxWord);
-  std::array<size_t, kMaxWord + 1> row;
-  std::iota(row.begin(), row.end(), size_t{0});
+  std::array<std::array<size_t, kMaxWord + 1>, 3> rows{};  // of letter i, i - 1 and i - 2 of a
+  std::iota(rows[0].begin(), rows[0].end(), size_t{0});
   for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
+    std::rotate(rows.begin(), rows.end() - 1, rows.end());
+    auto& [row, above, before] = rows;
     row[0] = i;
     for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+      const size_t substituted = above[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      row[j] = std::min({above[j] + 1, row[j - 1] + 1, substituted});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        row[j] = std::min(row[j], before[j - 2] + 1);
+      }
     }
   }
-  return row[b.size()];
+  return rows[0][b.size()];
+}
+
+/// Whether a word may be a misspelling: at most a third of the letters differ, or one word begins
+/// with the other.
+bool is_near(std::string_view word, std::string_view candidate, size_t distance) noexcept {
+  constexpr size_t kLeast = 3;
+  if (word.size() >= kLeast && candidate.starts_with(word)) return true;
+  if (candidate.size() >= kLeast && word.starts_with(candidate)) return true;
+  return 3 * distance <= std::max(word.size(), candidate.size());
 }
 
 std::string_view trimmed(std::string_view text) {
@@ -63,7 +76,7 @@ std::string_view nearest_spelling(std::string_view word,
   size_t best_distance = std::string_view::npos;
   for (const std::string_view candidate : candidates) {
     const size_t distance = edit_distance(word, candidate);
-    if (distance < best_distance) {
+    if (distance < best_distance && (distance == 0 || is_near(word, candidate, distance))) {
       best = candidate;
       best_distance = distance;
     }

@@ -15,7 +15,8 @@ namespace kvlm {
 /// The pieces of `text` between separators, without the blanks around them; never none.
 std::vector<std::string_view> split_words(std::string_view text, char separator);
 
-/// The candidate with the smallest edit distance to `word`, for "did you mean".
+/// The candidate with the smallest edit distance to `word`, for "did you mean"; empty if none is
+/// near enough to be a misspelling of it.
 std::string_view nearest_spelling(std::string_view word,
                                   const std::vector<std::string_view>& candidates) noexcept;
 

@@ -137,7 +137,9 @@ class SentencepieceTokenizer final : public Tokenizer {
   using Tokenizer::encode;
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options) const override {
     if (!is_valid_utf8(text)) {
-      throw Error(ErrorCode::kInvalidArgument, "the text to encode is not valid UTF-8");
+      throw Error(ErrorCode::kInvalidArgument,
+                  "the text to encode is not UTF-8; convert it, for example with iconv -f "
+                  "WINDOWS-1252 -t UTF-8");
     }
     std::vector<int32_t> ids;
     if (options.add_special_tokens && before_) ids.push_back(*before_);

@@ -11,6 +11,7 @@
 #include "kernels/base/printable.h"
 #include "runtime/loading/config.h"
 #include "runtime/loading/mapped_file.h"
+#include "runtime/loading/plain_text.h"
 
 // Reads and writes the JSON file of --kv-profile. It is checked field by field, and belongs to the
 // model that it names; writing goes to a file beside it that is then renamed.
@@ -162,8 +163,9 @@ PolicyProfile read_profile(const std::string& path) {
   if (bytes.size() > kMaxBytes) {
     fail(path, fmt::format("it has {} bytes, and a profile at most {}", bytes.size(), kMaxBytes));
   }
-  return parsed(parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, name),
-                path);
+  const std::string text =
+      plain_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, name);
+  return parsed(parse_json(text, name), path);
 }
 
 void require_profile_of(const PolicyProfile& profile, const std::string& model) {

@@ -14,6 +14,7 @@
 #include "kvcache/words.h"
 #include "runtime/loading/config.h"
 #include "runtime/loading/mapped_file.h"
+#include "runtime/loading/plain_text.h"
 
 namespace kvlm {
 
@@ -39,10 +40,11 @@ CacheSpec spec_of_json(std::string_view text, const std::string& name) {
   }
   for (auto member = json.begin(); member != json.end(); ++member) {
     if (std::find(kKeys.begin(), kKeys.end(), member.key()) == kKeys.end()) {
-      fail(name, fmt::format("has the key \"{}\"; did you mean \"{}\"? (its keys are {})",
-                             printable(member.key()),
-                             nearest_spelling(member.key(), {kKeys.begin(), kKeys.end()}),
-                             fmt::join(kKeys, ", ")));
+      const std::string_view nearest = nearest_spelling(member.key(), {kKeys.begin(), kKeys.end()});
+      fail(name,
+           fmt::format("has the unknown key \"{}\"{} (its keys are {})", printable(member.key()),
+                       nearest.empty() ? "" : fmt::format("; did you mean \"{}\"?", nearest),
+                       fmt::join(kKeys, ", ")));
     }
   }
   const ConfigReader file(json, name);
@@ -67,9 +69,11 @@ CacheSpec read_spec(const std::string& text) {
   if (path.empty()) {
     throw Error(ErrorCode::kInvalidArgument, "--kv @ names no file; write --kv @FILE.json");
   }
-  const MappedFile file(path, path);
+  const std::string name = printable(path);
+  const MappedFile file(path, name);
   const std::span<const std::byte> bytes = file.bytes();
-  return spec_of_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path);
+  return spec_of_json(plain_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, name),
+                      name);
 }
 
 }  // namespace kvlm

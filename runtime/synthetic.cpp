@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "kernels/fill.h"
 #include "kvcache/words.h"
 #include "runtime/loading/config.h"
@@ -137,10 +138,11 @@ Choice parse_choice(std::string_view text) {
   const auto shape = std::find_if(shapes.begin(), shapes.end(),
                                   [&](const SyntheticShape& entry) { return entry.name == name; });
   if (shape == shapes.end()) {
+    const std::string_view nearest = nearest_spelling(name, synthetic_names());
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("there is no model synthetic:{}; did you mean synthetic:{}? (supported are {})",
-                    name, nearest_spelling(name, synthetic_names()),
+        fmt::format("there is no model synthetic:{}{} (supported are {})", printable(name),
+                    nearest.empty() ? "" : fmt::format("; did you mean synthetic:{}?", nearest),
                     fmt::join(synthetic_names(), ", ")));
   }
   json config = json::parse(shape->config);

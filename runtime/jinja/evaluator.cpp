@@ -717,7 +717,9 @@ class Evaluator {
     if (expr.text == "raise_exception") {
       count(expr, args, 1, 1);
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: {}", name_, printable(to_text(args[0]))));
+                  fmt::format("{}: {}; this checkpoint's chat template refuses the conversation, "
+                              "so change the prompt, its images or the system message",
+                              name_, printable(to_text(args[0]))));
     }
     count(expr, args, 1, 3);
     const int64_t start = args.size() > 1 ? integer_argument(expr, args[0]) : 0;

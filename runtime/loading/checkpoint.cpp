@@ -280,8 +280,10 @@ void Checkpoint::State::open_sharded() {
   std::vector<std::string> shard_names;
   for (const auto& [tensor, shard] : map->items()) {
     if (!shard.is_string()) {
-      fail(fmt::format("{}: tensor {} is mapped to something that is not a file name", index_path,
-                       printable(tensor)));
+      fail(
+          fmt::format("{}: tensor {} is mapped to something that is not a file name; download the "
+                      "index again",
+                      index_path, printable(tensor)));
     }
     const auto& name = shard.get_ref<const std::string&>();
     if (!is_plain_name(name)) {

@@ -31,9 +31,29 @@ class Descriptor {
   int fd_;
 };
 
+const char* cure_of(int error) {
+  switch (error) {
+    case EACCES:
+    case EPERM:
+      return "make the file and its folders readable for you";
+    case ENOENT:
+    case ENOTDIR:
+      return "give the path of a file that is there";
+    case EMFILE:
+    case ENFILE:
+      return "raise the limit on open files (ulimit -n)";
+    case ENOMEM:
+      return "free memory, or raise ulimit -v";
+    default:
+      return "give a file on a file system that can be read";
+  }
+}
+
 [[noreturn]] void fail_errno(const std::string& name, const char* action) {
-  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: cannot {} it: {}", name, action,
-                                                   std::generic_category().message(errno)));
+  const int error = errno;
+  throw Error(ErrorCode::kCorruptFile,
+              fmt::format("{}: cannot {} it: {}; {}", name, action,
+                          std::generic_category().message(error), cure_of(error)));
 }
 
 size_t regular_size(const Descriptor& file, const std::string& name) {

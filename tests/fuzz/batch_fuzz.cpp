@@ -75,7 +75,7 @@ void read_output(std::string_view text) {
   // As Output leaves it, and with one more record.
   std::string kept(text.substr(0, end));
   if (output.open_end) kept += '\n';
-  const OutputText again = kvlm::parse_output(kept + "{\"id\":1,\"text\":\"\"}\n", "out.jsonl");
+  const OutputText again = kvlm::parse_output(kept + "{\"id\":null,\"text\":\"\"}\n", "out.jsonl");
   require(again.lines.size() == output.lines.size() + 1 && !again.open_end);
   for (size_t i = 0; i < output.lines.size(); ++i) require_same(output.lines[i], again.lines[i]);
 }

@@ -18,6 +18,7 @@ namespace kvlm {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 TEST(CacheSpec, CanonicalTextParsesToTheSameSpec) {
   for (const std::string_view name : {"f16", "bf16", "f32"}) {
@@ -121,9 +122,24 @@ TEST(RefusedSpec, NamesOfOtherPrograms) {
        {std::pair("KIVI", "kivi"), std::pair("PrefixKV", "prefixkv"), std::pair("F16", "f16"),
         std::pair("q8_0", "int8"), std::pair("Q4_0", "int4"), std::pair("fp8", "int8"),
         std::pair("fp8_e4m3", "int8"), std::pair("nf4", "int4"), std::pair("fp16", "f16"),
-        std::pair("bfloat16", "bf16"), std::pair("float32", "f32")}) {
+        std::pair("bfloat16", "bf16"), std::pair("float32", "f32"),
+        std::pair("QuaRot", "int4,rotate=hadamard")}) {
     EXPECT_THAT(refusal(name), HasSubstr(fmt::format("did you mean {}? ", meant))) << name;
   }
+  for (const char* name : {"FastV", "kvquant", "sparsevlm", "gear", "quest"}) {
+    EXPECT_THAT(refusal(name), HasSubstr(" is not built: it ")) << name;
+  }
+  for (const char* name : {"zstd", "cat", "attentive"}) {
+    EXPECT_THAT(refusal(name), Not(HasSubstr("did you mean"))) << name;
+  }
+}
+
+TEST(RefusedSpec, ChoicesThatAreFarGetNoHint) {
+  EXPECT_THAT(refusal("int4,rotate=yes"), HasSubstr("did you mean rotate=hadamard?"));
+  EXPECT_THAT(refusal("int4,rotate=hadamar"), HasSubstr("did you mean rotate=hadamard?"));
+  EXPECT_THAT(refusal("int4,rotate=quarter"), HasSubstr("has no rotate=quarter (legal: off, had"));
+  EXPECT_THAT(refusal("calibquant,bits=5"), HasSubstr("did you mean bits=4?"));
+  EXPECT_THAT(refusal("f16,scope=pictures"), HasSubstr("has no scope=pictures (legal: all,"));
 }
 
 TEST(RefusedSpec, SharesThatWereMeantAsPercent) {
@@ -156,8 +172,7 @@ TEST(RefusedSpec, WordsInTheWrongPlace) {
 }
 
 TEST(RefusedSpec, KeysAndValues) {
-  EXPECT_EQ(refusal("f16,bits=2"),
-            "--kv f16 has no option bits; did you mean scope? (its options are scope, layers)");
+  EXPECT_EQ(refusal("f16,bits=2"), "--kv f16 has no option bits (its options are scope, layers)");
   EXPECT_EQ(refusal("f16, layer = 2"),
             "--kv f16 has no option layer; did you mean layers? (its options are scope, layers)");
   EXPECT_EQ(refusal("f16,scope=all,scope=text"), "--kv f16 gives scope twice; keep one");
@@ -182,7 +197,7 @@ TEST(RefusedSpec, KeysAndValues) {
             "--kv share has no from=3; did you mean from=0:0? (legal: KEYS:VALUES, each off or a "
             "layer from 0 to 1023)");
   EXPECT_EQ(refusal("share=codes,pair=tied"),
-            "--kv share has no option pair; did you mean what? (its options are what, from)");
+            "--kv share has no option pair (its options are what, from)");
 }
 
 TEST(RefusedSpec, PlainFormatsThatMeet) {
@@ -244,7 +259,7 @@ TEST(RefusedSpec, SharingThatCannotBe) {
             "--kv \"xquant + share=codes\" has share=codes and xquant, which shares codes itself; "
             "did you mean xquant?");
   EXPECT_EQ(refusal("xquant,bits=2"),
-            "--kv xquant has no option bits; did you mean meta? (its options are calib, dominant, "
+            "--kv xquant has no option bits (its options are calib, dominant, "
             "eta1, eta2, group, km, kq, layer_group, meta, residual, tail_keep, vm, vq, scope, "
             "layers, rotate, profile)");
   EXPECT_EQ(refusal("xquant,layers=0-3"),
@@ -283,7 +298,7 @@ TEST(RefusedSpec, ValuesOfPolicies) {
       "--kv kivi has no option bit; did you mean bits? (its options are bits, group, key_bits, "
       "meta, residual, tail_keep, value_bits, scope, layers, rotate, profile)");
   EXPECT_EQ(refusal("calibquant,bits=3"),
-            "--kv calibquant has no bits=3; did you mean bits=1? (legal: 1, 2, 4, 8)");
+            "--kv calibquant has no bits=3; did you mean bits=2? (legal: 1, 2, 4, 8)");
   EXPECT_EQ(refusal("calibquant,tau=3"),
             "--kv calibquant has no tau=3; did you mean tau=0:3? (legal: two numbers A:B, each "
             "from 0 to 1000)");
@@ -295,7 +310,7 @@ TEST(RefusedSpec, ValuesOfPolicies) {
             "--kv vidkv has no profile=offical; did you mean profile=official? (legal: default, "
             "official, paper)");
   EXPECT_EQ(refusal("f16,profile=paper"),
-            "--kv f16 has no option profile; did you mean scope? (its options are scope, layers)");
+            "--kv f16 has no option profile (its options are scope, layers)");
 }
 
 TEST(RefusedSpec, RetentionThatCannotBe) {

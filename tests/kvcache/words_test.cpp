@@ -39,10 +39,29 @@ TEST(NearestSpelling, TakesTheSmallestEditDistance) {
   EXPECT_EQ(nearest_spelling("prefix", names), "prefixkv");
   EXPECT_EQ(nearest_spelling("kiwi", names), "kivi");
   EXPECT_EQ(nearest_spelling("f16", names), "f16");
-  EXPECT_EQ(nearest_spelling("", names), "f16") << "the shortest";
+  EXPECT_EQ(nearest_spelling("", names), "");
   EXPECT_EQ(nearest_spelling("x", {}), "");
   EXPECT_EQ(nearest_spelling("kivi" + std::string(100000, 'x'), names), "kivi")
       << "only the first letters of a hostile word are looked at";
+}
+
+TEST(NearestSpelling, TakesNothingThatIsFar) {
+  const std::vector<std::string_view> keys = {"id", "image", "images", "video", "prompt"};
+  for (const char* word : {"question", "meta", "caption", "sku", "x", "i", "body", "filename"}) {
+    EXPECT_EQ(nearest_spelling(word, keys), "") << word;
+  }
+  EXPECT_EQ(nearest_spelling("promt", keys), "prompt");
+  EXPECT_EQ(nearest_spelling("vidoe", keys), "video");
+  EXPECT_EQ(nearest_spelling("imags", keys), "image");
+  EXPECT_EQ(nearest_spelling("ids", keys), "id");
+  EXPECT_EQ(nearest_spelling("image_file", keys), "image") << "it begins so";
+  const std::vector<std::string_view> policies = {"f16", "xquant", "knorm", "pyramidkv"};
+  for (const char* word : {"fastv", "kvquant2", "gear", "quarot"}) {
+    EXPECT_EQ(nearest_spelling(word, policies), "") << word;
+  }
+  EXPECT_EQ(nearest_spelling("pyramid", policies), "pyramidkv");
+  EXPECT_EQ(nearest_spelling("f61", policies), "f16") << "a swap is one mistake";
+  EXPECT_EQ(nearest_spelling("f12", policies), "f16");
 }
 
 }  // namespace

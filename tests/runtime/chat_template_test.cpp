@@ -105,7 +105,9 @@ TEST(ChatTemplate, RendersLlava15) {
 TEST(ChatTemplate, PassesOnTheTemplatesOwnWords) {
   const Error error = error_of("a\n{{ raise_exception('Roles must ' ~ 'alternate') }}");
   EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-  EXPECT_STREQ(error.what(), "chat_template.jinja: Roles must alternate");
+  EXPECT_STREQ(error.what(),
+               "chat_template.jinja: Roles must alternate; this checkpoint's chat template refuses "
+               "the conversation, so change the prompt, its images or the system message");
 }
 
 TEST(ChatTemplate, NamesWhatIsNotBuiltWithItsLine) {

@@ -39,11 +39,13 @@ std::string refusal(const std::string& text) {
 TEST(SpecFile, RefusesWhatItCannotMean) {
   EXPECT_EQ(refusal("[]"),
             "kv.json: not an object; write {\"default\": SPEC, \"layers\": {\"0-1,30\": SPEC}}");
-  EXPECT_EQ(refusal(R"({"defaults": "f16"})"),
-            "kv.json: has the key \"defaults\"; did you mean \"default\"? (its keys are default, "
-            "layers)");
+  EXPECT_EQ(
+      refusal(R"({"defaults": "f16"})"),
+      "kv.json: has the unknown key \"defaults\"; did you mean \"default\"? (its keys are default, "
+      "layers)");
   EXPECT_EQ(refusal(R"({"default": "kivi", "layer\u001b": {}})"),
-            "kv.json: has the key \"layer\\x1b\"; did you mean \"layers\"? (its keys are default, "
+            "kv.json: has the unknown key \"layer\\x1b\"; did you mean \"layers\"? (its keys are "
+            "default, "
             "layers)");
   EXPECT_EQ(refusal("{}"), "kv.json: default is missing; expected a string");
   EXPECT_EQ(refusal(R"({"default": 2})"), "kv.json: default is 2; expected a string");

@@ -32,30 +32,43 @@ class Lines : public testing::Test {
   void TearDown() override { std::filesystem::remove(path_); }
 
   void write(const std::string& text) { std::ofstream(path_, std::ios::binary) << text; }
-  std::vector<std::pair<int, std::string>> read(int most = 100) {
-    std::vector<std::pair<int, std::string>> lines;
-    for_each_line(path_, "--data x", [&](int number, std::string_view line) {
-      lines.emplace_back(number, line);
-      return static_cast<int>(lines.size()) < most;
-    });
+  std::vector<std::pair<size_t, std::string>> read(size_t most = 100) {
+    std::vector<std::pair<size_t, std::string>> lines;
+    const int descriptor = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    TextLines text(descriptor, "x");
+    for (std::string line; lines.size() < most && text.next(line);) {
+      lines.emplace_back(text.number(), line);
+    }
+    close(descriptor);
     return lines;
   }
   static std::string refusal(const std::string& path) {
+    const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    TextLines text(descriptor, "x");
+    std::string message;
     try {
-      for_each_line(path, "--data x", [](int, std::string_view) { return true; });
+      for (std::string line; text.next(line);) continue;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kCorruptFile);
-      return error.what();
+      message = error.what();
     }
-    return "";
+    close(descriptor);
+    return message;
   }
 
   std::string path_;
 };
 
 TEST_F(Lines, ComeWithTheirNumbersAndWithoutTheirEnds) {
-  write("a\n\nb\r\n\xff");
-  EXPECT_THAT(read(), ElementsAre(Pair(1, "a"), Pair(2, ""), Pair(3, "b"), Pair(4, "\xff")));
+  write(
+      "\xef\xbb\xbf"
+      "a\n\nb\r\nc\r");
+  EXPECT_THAT(read(), ElementsAre(Pair(1, "a"), Pair(2, ""), Pair(3, "b"), Pair(4, "c")));
+  write(
+      std::string("\xff\xfe"
+                  "a\0\r\0\n\0b\0",
+                  10));
+  EXPECT_THAT(read(), ElementsAre(Pair(1, "a"), Pair(2, "b")));
   write("");
   EXPECT_THAT(read(), ElementsAre());
   write("a\n");
@@ -77,13 +90,15 @@ TEST_F(Lines, AreRefusedWhereTheyDoNotEnd) {
   write("a\n" + std::string(kMaxLineBytes, 'x'));
   EXPECT_EQ(refusal(path_), "");
   write("a\n" + std::string(kMaxLineBytes + 1, 'x'));
-  EXPECT_THAT(refusal(path_), StartsWith("--data x line 2 is longer than 16777216 bytes"));
-  EXPECT_THAT(refusal("/dev/zero"), StartsWith("--data x line 1 is longer"));
+  EXPECT_THAT(refusal(path_), StartsWith("x line 2 is longer than 16777216 bytes"));
+  EXPECT_THAT(refusal("/dev/zero"), StartsWith("x line 1 is longer"));
 }
 
 TEST_F(Lines, OfWhatIsNoFileAreRefused) {
-  EXPECT_THAT(refusal("/"), HasSubstr("--data x cannot be read: Is a directory"));
-  EXPECT_THAT(refusal(path_ + ".gone"), HasSubstr("cannot be read: No such file"));
+  EXPECT_THAT(refusal("/"), HasSubstr("x cannot be read: Is a directory"));
+  EXPECT_THAT(refusal(path_ + ".gone"), HasSubstr("x cannot be read: Bad file descriptor"));
+  write("a\ncaf\xe9\n");
+  EXPECT_THAT(refusal(path_), StartsWith("x is not UTF-8: line 2 has the byte 0xe9"));
 }
 
 }  // namespace

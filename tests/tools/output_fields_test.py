@@ -166,7 +166,7 @@ class Page(unittest.TestCase):
         with tempfile.TemporaryDirectory(prefix="kvlm-output-") as name:
             folder = Path(name)
             image, video = HELDOUT / "scenes/scene_000.png", HELDOUT / "clips/clip_001.webp"
-            (folder / "images.jsonl").write_text(f'{{"id": 1, "image": "{image}"}}\n{{"id": 2, "image": "none.png"}}\nno JSON\n'
+            (folder / "images.jsonl").write_text(f'{{"id": 1, "image": "{image}", "meta": {{"sku": 1}}}}\n{{"id": 2, "image": "none.png"}}\nno JSON\n'
                                                  f'{{"id": "b", "image": "{image}", "prompt": "How many objects are there?"}}\n')
             (folder / "videos.jsonl").write_text(f'{{"id": 1, "video": "{video}"}}\n')
             for section, commands in RUNS.items():

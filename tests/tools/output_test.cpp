@@ -54,6 +54,25 @@ TEST(OutputText, AnAnswerSaysWhatWasAsked) {
   EXPECT_EQ(asked(R"(,"images":[1],"prompt":{})"), ordered_json::object());
 }
 
+TEST(OutputText, ARecordHasOneAnswer) {
+  const std::string first = R"({"id":1,"text":"x","tokens":[1]})"
+                            "\n";
+  const std::string failed = R"({"id":1,"error":"y"})"
+                             "\n";
+  const std::string other = R"({"id":"1","text":"y"})"
+                            "\n";
+  EXPECT_EQ(refusal(first + failed + other + first), "") << "what is repeated is the same";
+  EXPECT_EQ(refusal(first + other +
+                    R"({"id":1,"text":"z"})"
+                    "\n"),
+            "--out out.jsonl has two answers to record 1 that differ, in lines 1 and 3; remove one "
+            "of them");
+  for (const char* line : {R"({"id":1,"text":5})", R"({"id":1,"text":null})",
+                           R"({"id":1,"text":["a"]})", R"({"id":1,"error":{}})"}) {
+    EXPECT_THAT(refusal(std::string(line) + "\n"), HasSubstr("not a record of a batch")) << line;
+  }
+}
+
 TEST(OutputText, OnlyItsOwnTornEndIsCutOff) {
   const std::string whole = R"({"id":1,"text":"x"})";
   for (size_t size = 1; size < whole.size(); ++size) {

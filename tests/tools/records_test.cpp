@@ -1,16 +1,21 @@
 #include "tools/run/records.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
 
 namespace kvlm {
 namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 TEST(Records, PicturesAreRelativeToTheirFolder) {
   const std::vector<Record> records = parse_records(
-      "{\"id\": \"a\", \"image\": \"x.png\", \"images\": [\"/y.png\", \"file:///z%20%.png\"]}\r\n"
+      "{\"id\": \"a\", \"image\": \"x.png\", \"images\": [\"/y.png\", \"file:///z%20%.png\"]}\n"
       "\n \t\n{\"id\": 2, \"prompt\": \"@what?\"}",
       "in");
   ASSERT_EQ(records.size(), 2u);
@@ -34,6 +39,89 @@ TEST(Records, VideosStandBesidePictures) {
   EXPECT_THAT(records[1].error, HasSubstr("video http://a.org/b.mp4 is a URL"));
   EXPECT_THAT(records[2].error, HasSubstr("a list of file names"));
   EXPECT_THAT(records[3].error, HasSubstr("did you mean \"video\"?"));
+}
+
+std::string error_of(const std::string& line, RecordUse use = RecordUse::kAnswer) {
+  return parse_records(line, "", use).at(0).error;
+}
+
+TEST(Records, KeysOfOtherProgramsAreNamed) {
+  for (const auto& [rest, words] :
+       {std::pair(R"("question": "a")", R"(unknown key "question", which is "prompt" here)"),
+        std::pair(R"("Query": "a")", R"(unknown key "Query", which is "prompt" here)"),
+        std::pair(R"("file_name": "a")", R"(which is "image" here)"),
+        std::pair(R"("img": "a")", R"(which is "image" here)"),
+        std::pair(R"("custom_id": "a")", R"(which is "id" here)"),
+        std::pair(R"("caption": "a")", R"(which only vlm-kv --data reads, as "text")"),
+        std::pair(R"("text": "a")", R"(which only vlm-kv --data reads)"),
+        std::pair(R"("Image": "a")", R"(did you mean "image"?)"),
+        std::pair(R"("promt": "a")", R"(did you mean "prompt"?)"),
+        std::pair(R"("sku": "a")", R"(has the unknown key "sku"; the keys)"),
+        std::pair(R"("body": {}, "custom_id": 1)", "request of OpenAI's batch API")}) {
+    const std::string error = error_of(fmt::format(R"({{"id": 1, {}}})", rest));
+    EXPECT_THAT(error, HasSubstr(words));
+    EXPECT_THAT(error, StartsWith("line 1: "));
+  }
+  EXPECT_THAT(error_of(R"({"id": 1, "image": "a", "caption": "b"})", RecordUse::kForce),
+              HasSubstr(R"(which is "text" here)"));
+  EXPECT_THAT(error_of(R"({"id": 1, "image": "a", "txet": "b"})", RecordUse::kForce),
+              HasSubstr(R"(did you mean "text"?)"));
+}
+
+TEST(Records, ValuesOfTheWrongShapeAreNamed) {
+  for (const auto& [rest, words] :
+       {std::pair(R"("image": ["a"])", "expected a file name; a list goes under images"),
+        std::pair(R"("images": "a")", "expected a list of file names; one name goes under image"),
+        std::pair(R"("videos": "a")", "one name goes under video"),
+        std::pair(R"("video": ["a"])", "a list goes under videos"),
+        std::pair(R"("images": [1])", "a list of file names"),
+        std::pair(R"("image": {"bytes": "a"})", "image is an object"),
+        std::pair(R"("prompt": 5)", "prompt is 5"),
+        std::pair(R"("prompt": ["a"])", "prompt is a list"),
+        std::pair(R"("image": "a\\b.png")", "has backslashes"),
+        std::pair(R"("image": "a\b.png")", "has a control character")}) {
+    EXPECT_THAT(error_of(fmt::format(R"({{"id": 1, {}}})", rest)), HasSubstr(words)) << rest;
+  }
+  EXPECT_THAT(error_of(R"({"id": 1.0, "prompt": "a"})"), HasSubstr("a string or an integer"));
+  EXPECT_THAT(error_of(R"({"prompt": "a"})"), HasSubstr("id is missing"));
+  EXPECT_EQ(error_of(R"({"prompt": "a"})", RecordUse::kForce), "");
+}
+
+TEST(Records, MetaIsAnyValue) {
+  for (const char* value : {R"({"n":[1,2.5],"sku":"77"})", "7", R"("a")", "[]", "null"}) {
+    const Record record =
+        parse_records(fmt::format(R"({{"id": 1, "prompt": "a", "meta": {}}})", value), "").at(0);
+    EXPECT_EQ(record.error, "");
+    EXPECT_EQ(record.meta.dump(), value);
+  }
+}
+
+TEST(Records, AnArrayIsAList) {
+  const std::vector<Record> records = parse_list(
+      R"([
+ {"id": 1, "image": "a.png"}, "b.png", "c.mp4",
+ {"id": 1, "prompt": "x"}, "b.png", 5
+])",
+      "in.json", "in");
+  ASSERT_EQ(records.size(), 6u);
+  EXPECT_THAT(records[0].images, ElementsAre("in/a.png"));
+  EXPECT_EQ(records[1].id, "b.png");
+  EXPECT_THAT(records[2].videos, ElementsAre("in/c.mp4"));
+  EXPECT_EQ(records[3].error,
+            "record 4: id 1 is also the id of record 1; give each record its own");
+  EXPECT_EQ(records[4].id, "b.png#2") << "asked again, answered again";
+  EXPECT_THAT(records[5].error, HasSubstr("record 6 is 5; expected an object"));
+}
+
+TEST(Records, NamesAreAList) {
+  const std::vector<Record> records =
+      parse_list("a.png\r\n\r\nv/b.mp4\r\nhttp://a.org/c.png\r\na.png\r\n", "in.txt", "in");
+  ASSERT_EQ(records.size(), 4u);
+  EXPECT_EQ(records[0].id, "a.png");
+  EXPECT_THAT(records[0].images, ElementsAre("in/a.png"));
+  EXPECT_THAT(records[1].videos, ElementsAre("in/v/b.mp4"));
+  EXPECT_THAT(records[2].error, HasSubstr("is a URL"));
+  EXPECT_EQ(records[3].id, "a.png#2");
 }
 
 TEST(Records, AnIdIsUsedOnce) {
@@ -97,6 +185,35 @@ TEST(Records, VideosAreAskedAbout) {
             "about /a.mp4, but this run asks about 0 videos");
   EXPECT_EQ(difference(record, R"({"id": 1, "image": "/a.mp4", "prompt": "b"})"),
             "about 0 images, but this run asks about /a.mp4");
+}
+
+TEST(Records, FilesThatMovedAreTheSameIfTheirContentIs) {
+  namespace fs = std::filesystem;
+  std::string pattern = (fs::temp_directory_path() / "kvlm-records-XXXXXX").string();
+  const fs::path folder = mkdtemp(pattern.data());
+  const auto write = [&](const char* name, const std::string& text) {
+    fs::create_directories((folder / name).parent_path());
+    std::ofstream(folder / name, std::ios::binary) << text;
+  };
+  const std::string large(300'000, 'x');
+  write("one/a.png", "a");
+  write("one/b.png", large + "b");
+  const char* record = R"({"id": 1, "images": ["a.png", "b.png"], "video": "v"})";
+  write("one/v/1.png", "frame");
+  const auto asked = asked_of(parse_records(record, folder / "one").at(0));
+  EXPECT_EQ(asked["content"].size(), 3u);
+  fs::rename(folder / "one", folder / "two");
+  const auto now = [&] {
+    return difference_of_asked(asked, asked_of(parse_records(record, folder / "two").at(0), false));
+  };
+  EXPECT_FALSE(now());
+  write("two/v/2.png", "frame");
+  EXPECT_THAT(now().value_or(""), HasSubstr("two/v"));
+  write("two/b.png", large + "c");
+  EXPECT_THAT(now().value_or(""), HasSubstr("two/b.png"));
+  write("two/a.png", "b");
+  EXPECT_THAT(now().value_or(""), HasSubstr("one/a.png, but this run asks about"));
+  fs::remove_all(folder);
 }
 
 TEST(Records, WhatIsAskedOtherwiseIsNamed) {

@@ -295,11 +295,35 @@ class Fidelity(unittest.TestCase):
         self.assertLess(forced["tokens"], context)
         self.assertGreater(forced["tokens"], context // 2)
 
+    def test_records_are_read_as_strictly_as_those_of_a_batch(self):
+        picture = str(MODEL / "image0.png")
+        for record, words in (({"caption": "A dog"}, ['"caption", which is "text" here']),
+                              ({"txet": "A dog"}, ['did you mean "text"?']),
+                              ({"promt": "What?"}, ['did you mean "prompt"?']),
+                              ({"image": "-"}, ["- does not exist"]),
+                              ({"image": "http://a.org/b.png"}, ["is a URL"]),
+                              ({"images": picture}, ["one name goes under image"]),
+                              ({"text": ["A dog"]}, ["text is a list"]),
+                              ({"id": 1.5}, ["a string or an integer"])):
+            self.records({"id": 1, "image": picture} | record)
+            refusal = self.refused()
+            with self.subTest(record):
+                self.assertIn("line 1", refusal)
+                for word in words:
+                    self.assertIn(word, refusal)
+        self.records({"id": 1, "image": picture}, {"id": 1, "image": picture})
+        self.assertIn("id 1 is also the id of line 1", self.refused())
+        self.data.write_text("id,image\n1,a.png\n")
+        self.assertIn("is a table", self.refused())
+        record = {"id": 1, "image": picture, "text": "A dog", "meta": {"a": 1}}
+        self.data.write_text(json.dumps([record], indent=1))
+        self.assertEqual(self.measure("--kv", "f16", "-n", 2)[0]["records"], 1)
+
     def test_data_that_never_ends(self):
         self.data = Path("/dev/zero")
-        self.assertIn("--data /dev/zero line 1 is longer than", self.refused())
+        self.assertIn("--data /dev/zero has more than", self.refused())
         self.data = self.folder
-        self.assertIn("cannot be read: Is a directory", self.refused())
+        self.assertIn("is a directory", self.refused())
 
     def test_a_picture_that_is_not_there_is_told_with_its_line(self):
         self.records({"image": str(MODEL / "image0.png")}, {"image": "gone.png"})

@@ -98,7 +98,7 @@ class Batches(VlmRun):
     def test_a_second_folder_is_not_the_first(self):
         for name in ("a", "b"):
             (self.folder / name).mkdir()
-            shutil.copy(PICTURE, self.folder / name / "x.png")
+            shutil.copy(MODEL / f"image{'ab'.index(name)}.png", self.folder / name / "x.png")
         command = ["-m", MODEL, "--out", self.output, "-n", 2, "--batch"]
         self.assert_sound(run(*command, self.folder / "a"))
         done = self.output.read_bytes()
@@ -114,7 +114,7 @@ class Batches(VlmRun):
 
     def test_an_id_asks_one_thing(self):
         other = self.folder / "other.png"
-        shutil.copy(PICTURE, other)
+        shutil.copy(MODEL / "image1.png", other)
         picture = {"id": 1, "image": str(PICTURE)}
         for before, now, words in (
                 (picture, {"id": 1, "image": str(other)}, ["image0.png", "other.png"]),
@@ -132,6 +132,107 @@ class Batches(VlmRun):
                 self.input.write_text(json.dumps(now | {"id": 2}) + "\n")
                 self.assert_sound(self.batch())
                 self.assertEqual(self.ids(), [1, 2])
+
+    def test_a_data_set_that_moved_goes_on(self):
+        old, new = self.folder / "old", self.folder / "new"
+        for absolute in (False, True):
+            old.mkdir()
+            for i in range(2):
+                shutil.copy(MODEL / f"image{i}.png", old / f"{i}.png")
+
+            def start(folder, records, status=0):
+                lines = [json.dumps({"id": i, "image": f"{folder}/{i % 2}.png" if absolute else f"{i % 2}.png"})
+                         for i in range(records)]
+                (folder / "in.jsonl").write_text("\n".join(lines))
+                result = run("-m", MODEL, "--batch", folder / "in.jsonl", "--out", self.output, "-n", 2)
+                self.assert_sound(result, status)
+                return result
+
+            with self.subTest(absolute=absolute):
+                start(old, 2)
+                done = self.output.read_bytes()
+                old.rename(new)
+                self.assertIn(b"2 of 3 records are in", start(new, 3).stderr)
+                self.assertTrue(self.output.read_bytes().startswith(done))
+                shutil.copy(new / "1.png", new / "0.png")  # another image where one was
+                new.rename(old)
+                self.assertIn(b"this run asks about", start(old, 3, 2).stderr)
+            shutil.rmtree(old)
+            self.output.unlink()
+
+    def test_a_folder_says_what_it_leaves_out(self):
+        for name in ("b.png", "deep/c.png", "deep/d/e.png", ".hidden.png", "no_suffix"):
+            (self.folder / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(PICTURE, self.folder / "in" / name)
+        (self.folder / "in/notes.md").write_text("words")
+        command = ["-m", MODEL, "--out", self.output, "-n", 2, "--batch"]
+        result = run(*command, self.folder / "in")
+        self.assert_sound(result)
+        (note,) = [line for line in result.stderr.decode().splitlines() if "leaves out" in line]
+        self.assertTrue(note.startswith("vlm-run: note: --batch "), note)
+        for words in ("takes 1 image", "1 folder", "/in/**'", "1 image not named like one",
+                      "1 hidden file", "1 other file"):
+            self.assertIn(words, note)
+        self.assertNotIn(b"leaves out", run(*command, self.folder / "in", "-q").stderr)
+        (self.folder / "in/b.png").unlink()
+        self.assert_refused(run(*command, self.folder / "in"), 1, ["has no image file", "/in/**'"])
+        self.output.unlink()
+        for pattern, expected in ((f"{self.folder}/in/**", ["deep/c.png", "deep/d/e.png"]),
+                                  (f"{self.folder}/in/**/e.*", ["deep/d/e.png"]),
+                                  (f"{self.folder}/**/d/*.png", ["in/deep/d/e.png"])):
+            self.output.unlink(missing_ok=True)
+            self.assert_sound(run(*command, pattern))
+            self.assertEqual(self.ids(), expected)
+
+    def test_a_list_is_looked_at_as_a_whole(self):
+        shutil.copy(PICTURE, self.folder / "a b.png")
+        shutil.copy(PICTURE, self.folder / "c.png")
+        answered = {
+            "array.json": (json.dumps([{"id": i, "image": "c.png"} for i in range(2)], indent=1), [0, 1]),
+            "names.json": (json.dumps(["a b.png", "c.png"]), ["a b.png", "c.png"]),
+            "names.txt": ("a b.png\r\n\r\nc.png", ["a b.png", "c.png"]),
+            "absolute": (f"{self.folder}/c.png\n", [f"{self.folder}/c.png"]),
+            "pretty.json": (json.dumps({"id": 7, "image": "c.png"}, indent=2), [7])}
+        for name, (text, ids) in answered.items():
+            with self.subTest(name):
+                self.output.unlink(missing_ok=True)
+                (self.folder / name).write_text(text)
+                for _ in range(2):
+                    self.assert_sound(run("-m", MODEL, "--batch", self.folder / name, "--out",
+                                          self.output, "-n", 2))
+                self.assertEqual(sorted(record["id"] for record in self.records()), ids)
+        self.output.unlink()
+        refused = {"a.csv": ("id,image\n1,c.png\n", ["is a table"]), "a.tsv": ("c.png\tA dog\n", ["is a table"]),
+                   "coco.json": ('{"images": [{"id": 1}], "annotations": []}', ["JSON object", "images, annot"]),
+                   "notes": ("Dear reader,\nthese are\nwords.\n" * 2000, ["is no list of records"]),
+                   "pretty.jsonl": ('{\n "id": 1\n}\n' * 3, ["jq -c"]),
+                   "data.parquet": ("PAR1\0\0", ["Parquet"]), "in.gz": ("\x1f\x8b\x08", ["gunzip -c"])}
+        for name, (text, words) in refused.items():
+            (self.folder / name).write_bytes(text.encode("latin-1"))
+            with self.subTest(name):
+                self.assert_refused(run("-m", self.folder, "--batch", self.folder / name, "--out",
+                                        self.output), 1, [f"--batch {self.folder}", name, *words])
+                self.assertFalse(self.output.exists(), "refused before the model is opened")
+
+    def test_meta_is_copied_to_the_answer(self):
+        meta = {"row": [1, None], "sku": "77"}
+        self.input.write_text("".join(json.dumps(record) + "\n" for record in (
+            {"id": 1, "image": str(PICTURE), "meta": meta}, {"id": 2, "image": "gone.png", "meta": "x"})))
+        self.assert_sound(self.batch(), 1)
+        self.assertEqual({record["id"]: record["meta"] for record in self.records()}, {1: meta, 2: "x"})
+
+    def test_two_answers_to_one_record_are_refused(self):
+        self.write_input(2)
+        self.assert_sound(self.batch())
+        first = self.output.read_text().splitlines()[0]
+        for line, words in ((json.dumps({"id": 0, "text": "by hand"}), ["record 0", "lines 1 and 3"]),
+                            ('{"id": 0, "text": 7}', ["not a record"]), ('{"id": 0, "text": null}', ["not a record"])):
+            before = self.output.read_bytes()
+            self.append(line + "\n")
+            self.assert_refused(self.batch(), 1, [str(self.output), *words])
+            self.output.write_bytes(before)
+        self.append(first + "\n")
+        self.assert_sound(self.batch())
 
     def test_hidden_files_are_no_part_of_a_folder(self):
         for name in (".a.png", "b.png", "c.pbm", "d.pam"):
@@ -184,7 +285,7 @@ class Batches(VlmRun):
                  ('{"id": 1, "video": "a.mp4"}', ["video ", "a.mp4 does not exist"]),
                  ('{"id": 1, "video": "-"}', ["/- does not exist"]),
                  ('{"id": 1, "id": 2}', ["twice", 'write it like {"id"']),
-                 ("not json", ["line 1", 'write it like {"id"'])]
+                 ('{"id": 1, "image": ', ["line 1", 'write it like {"id"'])]
         for line, words in cases:
             with self.subTest(line):
                 self.output.unlink(missing_ok=True)
@@ -477,7 +578,7 @@ class Batches(VlmRun):
         self.assert_sound(self.batch())
         lines = []
         for record in self.records()[:2]:
-            for key in ("settings", "images", "prompt"):
+            for key in ("settings", "images", "prompt", "content"):
                 del record[key]
             lines.append(json.dumps(record) + "\n")
         self.output.write_text("".join(lines))

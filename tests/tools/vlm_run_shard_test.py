@@ -110,15 +110,44 @@ class Shards(VlmRun):
         self.batch()  # what is missing is found by the command without shards
         self.assertEqual(sorted(self.answers(self.output), key=str), sorted(whole, key=str))
 
-    def test_parts_of_another_number_are_refused(self):
+    def test_another_number_of_shards_goes_on(self):
+        whole = sorted((answer for answer in self.whole() if answer[0] is not None), key=str)
+        for before, now in (([(1, 3)], [(1, 2), (2, 2)]), ([(1, 2), (2, 2)], [(2, 3), (1, 3)]),
+                            ([(2, 4)], [(1, 1)]), ([(1, 1)], [(1, 2), (2, 2)])):
+            with self.subTest(f"{before} {now}"):
+                for file in self.folder.glob("out.*"):
+                    file.unlink()
+                for index, count in before:
+                    self.batch("--shard", f"{index}/{count}")
+                done = {path: path.read_bytes() for path in self.folder.glob("out.*")}
+                for index, count in now:
+                    self.batch("--shard", f"{index}/{count}")
+                for path, text in done.items():
+                    self.assertTrue(path.read_bytes().startswith(text), "answers are kept")
+                files = list(self.folder.glob("out.*"))
+                if now != [(1, 1)]:  # each record is answered by one process
+                    given = [answer for answer in self.answers(*files) if answer[0] is not None]
+                    self.assertEqual(sorted(given, key=str), whole)
+                self.batch()  # which joins them
+                joined = [answer for answer in self.answers(self.output) if answer[0] is not None]
+                self.assertEqual(sorted(joined, key=str), whole)
+
+    def test_a_list_that_grew_goes_on(self):
+        self.batch("--shard", "1/2")
+        self.batch("--shard", "2/2")
+        first = {"id": "new", "image": str(PICTURE), "prompt": "first?"}
+        self.input.write_text(json.dumps(first) + "\n" + self.input.read_text())
+        before = {answer[0] for answer in self.answers(self.part(1, 2), self.part(2, 2))}
+        self.batch("--shard", "1/2")
+        self.batch("--shard", "2/2")
+        after = [answer[0] for answer in self.answers(self.part(1, 2), self.part(2, 2))
+                 if answer[0] is not None]
+        self.assertEqual(sorted(after, key=str), sorted({*before, "new"} - {None}, key=str))
+
+    def test_shards_of_other_settings_are_refused(self):
         self.batch("--shard", "1/3")
-        done = self.part(1, 3).read_bytes()
-        for told in ({}, {"SLURM_PROCID": 1, "SLURM_STEP_NUM_TASKS": 2}):
-            more = [] if told else ["--shard", "2/2"]
-            self.assert_refused(self.batch(*more, "-q", told=told), 2,
-                                ["out.1-of-3.jsonl", "3 shards", "shard 2/2", "another --out"])
-        self.assertEqual(self.part(1, 3).read_bytes(), done)
-        self.assertFalse(self.part(2, 2).exists())
+        self.assert_refused(self.batch("--shard", "1/2", "-q", "--kv", "int4"), 2,
+                            ["out.1-of-3.jsonl", "--kv f16", "--kv int4", "another --out"])
 
     def test_one_part_is_written_by_one(self):
         import fcntl

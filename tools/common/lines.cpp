@@ -1,53 +1,56 @@
 #include "tools/common/lines.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdio>
-#include <memory>
 #include <system_error>
+#include <utility>
 
 #include "kernels/base/error.h"
+#include "tools/common/program.h"
 
 namespace kvlm {
 
-void for_each_line(const std::string& path, std::string_view name,
-                   const std::function<bool(int number, std::string_view line)>& body) {
-  const auto unreadable = [&] {
-    return Error(ErrorCode::kCorruptFile,
-                 fmt::format("{} cannot be read: {}; give a file with one JSON record a line", name,
-                             std::generic_category().message(errno)));
-  };
-  const auto close = [](std::FILE* file) { static_cast<void>(std::fclose(file)); };
-  const std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(path.c_str(), "rbe"), close);
-  if (file == nullptr) throw unreadable();
-  std::array<char, 1 << 16> chunk{};
-  std::string line;
-  int number = 1;
-  const auto finish = [&] {
-    if (line.ends_with('\r')) line.pop_back();
-    const bool more = body(number++, line);
-    line.clear();
-    return more;
-  };
-  while (const size_t got = std::fread(chunk.data(), 1, chunk.size(), file.get())) {
-    for (std::string_view rest(chunk.data(), got); !rest.empty();) {
-      const size_t end = rest.find('\n');
-      line += rest.substr(0, end);
-      if (line.size() > kMaxLineBytes) {
-        throw Error(ErrorCode::kCorruptFile,
-                    fmt::format("{} line {} is longer than {} bytes; give a file with one JSON "
-                                "record a line",
-                                name, number, kMaxLineBytes));
-      }
-      if (end == std::string_view::npos) break;
-      if (!finish()) return;
-      rest.remove_prefix(end + 1);
+TextLines::TextLines(int descriptor, const std::string& name)
+    : descriptor_(descriptor), name_(name), decoder_(name) {}
+
+bool TextLines::next(std::string& line) {
+  for (;;) {
+    const size_t end = text_.find('\n', std::max(begin_, looked_));
+    const size_t length = std::min(end, text_.size()) - begin_;
+    if (length > kMaxLineBytes) {
+      throw Error(ErrorCode::kCorruptFile,
+                  fmt::format("{} line {} is longer than {} bytes; give shorter lines", name_,
+                              number_ + 1, kMaxLineBytes));
     }
+    if (end != std::string::npos || (ended_ && length > 0)) {
+      line = text_.substr(begin_, length);
+      begin_ = std::min(begin_ + length + 1, text_.size());
+      require_utf8(line, name_, ++number_);
+      return true;
+    }
+    if (ended_ || !read_more()) return false;
   }
-  if (std::ferror(file.get()) != 0) throw unreadable();
-  if (!line.empty()) static_cast<void>(finish());
+}
+
+bool TextLines::read_more() {
+  text_.erase(0, std::exchange(begin_, 0));
+  looked_ = text_.size();
+  std::array<char, 1 << 16> chunk{};
+  ssize_t count = 0;
+  while ((count = read(descriptor_, chunk.data(), chunk.size())) < 0) {
+    if (errno == EINTR && interrupted()) return false;
+    if (errno == EINTR) continue;
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("{} cannot be read: {}; give a file or a pipe", name_,
+                            std::generic_category().message(errno)));
+  }
+  text_ += decoder_.decode({chunk.data(), static_cast<size_t>(count)}, count == 0);
+  ended_ = count == 0;
+  return true;
 }
 
 }  // namespace kvlm

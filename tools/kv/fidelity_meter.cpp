@@ -16,9 +16,9 @@
 #include "kvcache/spec.h"
 #include "runtime/clip_file.h"
 #include "runtime/forced_run.h"
-#include "runtime/loading/config.h"
-#include "tools/common/lines.h"
+#include "tools/common/input_text.h"
 #include "tools/common/visual_options.h"
+#include "tools/run/records.h"
 #include "vision/image.h"
 
 // Forces a text through a model once with plain rows and once with each policy, and compares what
@@ -28,6 +28,8 @@
 namespace kvlm {
 
 namespace {
+
+constexpr size_t kMaxBytes = size_t{1} << 29;
 
 /// Log probabilities of logits.
 std::vector<double> log_softmax(std::span<const float> logits) {
@@ -45,57 +47,31 @@ int32_t best(std::span<const float> logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-std::string resolved(const std::filesystem::path& folder, const std::string& path) {
-  return std::filesystem::path(path).is_absolute() ? path : (folder / path).string();
-}
-
-/// The paths under `one` and in the list under `many`.
-std::vector<std::string> read_paths(const ConfigReader& reader, const char* one, const char* many,
-                                    const std::filesystem::path& folder) {
-  std::vector<std::string> paths;
-  if (reader.has(one)) paths.push_back(reader.required_string(one));
-  const nlohmann::json& list = reader.raw(many);
-  if (!list.is_null() && !list.is_array()) reader.fail(many, "a list of file names");
-  for (const nlohmann::json& path : list) {
-    if (!path.is_string()) reader.fail(many, "a list of file names");
-    paths.push_back(path.get<std::string>());
-  }
-  for (std::string& path : paths) path = resolved(folder, path);
-  return paths;
-}
-
-ForcedRecord parse_record(std::string_view line, const std::string& where,
-                          const std::filesystem::path& folder) {
-  const nlohmann::json json = parse_json(line, where);
-  const ConfigReader reader(json, where);
-  ForcedRecord record;
-  record.where = where;
-  record.id = nlohmann::ordered_json(reader.raw("id"));
-  record.images = read_paths(reader, "image", "images", folder);
-  record.videos = read_paths(reader, "video", "videos", folder);
-  record.prompt = reader.string("prompt", "");
-  record.text = reader.string("text", "");
-  return record;
-}
-
 }  // namespace
 
 std::vector<ForcedRecord> read_forced_records(const std::string& path, int most) {
   const std::string name = "--data " + printable(path);
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  std::vector<ForcedRecord> records;
-  for_each_line(path, name, [&](int number, std::string_view line) {
-    if (line.find_first_not_of(" \t") == std::string_view::npos) return true;
-    if (most == 0 && records.size() == kMostForcedRecords) {
-      throw Error(ErrorCode::kCorruptFile,
-                  fmt::format("{} has more than {} records; give fewer", name, kMostForcedRecords));
-    }
-    records.push_back(parse_record(line, fmt::format("{} line {}", name, number), folder));
-    return records.size() != static_cast<size_t>(most);
-  });
-  if (records.empty()) {
+  const std::string text =
+      read_input(path, kMaxBytes, "--data " + path, "a JSON Lines file of records");
+  std::vector<Record> read =
+      parse_list(text, path, std::filesystem::path(path).parent_path(), RecordUse::kForce);
+  if (read.empty()) {
     throw Error(ErrorCode::kCorruptFile,
                 fmt::format("{} has no records; give JSON Lines with id and image", name));
+  }
+  if (most == 0 && read.size() > kMostForcedRecords) {
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("{} has more than {} records; give fewer", name, kMostForcedRecords));
+  }
+  if (most > 0 && read.size() > static_cast<size_t>(most)) read.resize(static_cast<size_t>(most));
+  std::vector<ForcedRecord> records;
+  for (Record& record : read) {
+    if (!record.error.empty()) {
+      throw Error(ErrorCode::kCorruptFile, fmt::format("{} {}", name, record.error));
+    }
+    records.push_back({fmt::format("{} line {}", name, record.line), std::move(record.id),
+                       std::move(record.images), std::move(record.videos), std::move(record.prompt),
+                       std::move(record.text)});
   }
   return records;
 }

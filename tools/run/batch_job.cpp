@@ -57,7 +57,9 @@ std::optional<BatchJob> open_batch(const RunOptions& options) {
         });
     return job;
   }
-  std::vector<Record> records = read_records(options.batch_in, options.batch_out);
+  std::string left_out;
+  std::vector<Record> records = read_records(options.batch_in, options.batch_out, &left_out);
+  if (!left_out.empty() && !options.quiet) print_message("vlm-run: note: {}\n", left_out);
   if ((options.sampling.fps || options.sampling.frames) &&
       std::ranges::all_of(records, &std::vector<std::string>::empty, &Record::videos)) {
     throw Error(
@@ -68,18 +70,21 @@ std::optional<BatchJob> open_batch(const RunOptions& options) {
   if (records.empty() && !options.quiet) {
     print_message("batch: no record in {}\n", printable(options.batch_in));
   }
-  require_same_count(options.batch_out, options.shard);
   take_part(records, options);
   job.output = std::make_unique<Output>(path, job.settings, options.lean);
   Output* const output = job.output.get();
+  for (const std::string& other : other_outputs(options.batch_out, options.shard)) {
+    output->read_also(other, job.settings, /*join=*/options.shard.count == 1);
+  }
   const size_t all = records.size();
   std::erase_if(records, [&](const Record& record) { return output->has(record); });
   if (!options.quiet) {
     const std::string name = printable(path);
     if (output->repaired()) print_message("batch: removed an incomplete last line of {}\n", name);
     if (records.size() < all) {
-      print_message("batch: {} of {} records are in {} already{}\n", all - records.size(), all,
-                    name, records.empty() ? "; nothing is left to do" : "");
+      print_message("batch: {} of {} records are in {}{} already{}\n", all - records.size(), all,
+                    name, output->used_others() ? " or another shard's file" : "",
+                    records.empty() ? "; nothing is left to do" : "");
     }
     if (output->unsettled() > 0) {
       print_message(

@@ -81,12 +81,14 @@ void BatchLog::add_answer(const Record& record, Json result) {
     json.update(asked_of(record));
     json["settings"] = settings_.flags;
   }
+  if (!record.meta.is_null()) json["meta"] = record.meta;
   output_.append(json);
 }
 
 void BatchLog::add_error(const Record& record, ErrorCode code, const std::string& message) {
   Json json{{"id", record.id}};
   if (record.id.is_null()) json[record.listed ? "picture" : "line"] = record.line;
+  if (!record.meta.is_null()) json["meta"] = record.meta;
   json["error"] = message;
   json["kind"] = kind_of(code).key;
   output_.append(json);

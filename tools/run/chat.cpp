@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <iostream>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 #include "runtime/prompt.h"
+#include "tools/common/lines.h"
 #include "tools/common/messages.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
@@ -261,8 +261,9 @@ int run_chat(const RunOptions& options, Session& session, std::vector<OpenPictur
             choose_frames(session.model(), std::move(videos), options.sampling), watch);
   if (is_terminal(0) && is_terminal(1)) return converse(chat, options);
   std::string line = options.prompt;  // -p is the first question
+  TextLines lines(0, "--chat's input");
   for (bool first = !line.empty(); !interrupted(); first = false) {
-    if (!first && !std::getline(std::cin, line)) break;
+    if (!first && !lines.next(line)) break;
     if (const auto status = obey_or_report(chat, line, false)) return *status;
   }
   return interrupted() ? kExitInterrupted : 0;

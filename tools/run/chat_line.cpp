@@ -145,9 +145,11 @@ ChatLine parse_chat_line(std::string_view line) {
   if (command == nullptr) {
     std::vector<std::string_view> names;
     for (const Command& entry : kCommands) names.push_back(entry.name);
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} is not a command; did you mean {}? ({})", printable(name),
-                            nearest_spelling(name, names), kChatHelp));
+    const std::string_view nearest = nearest_spelling(name, names);
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{} is not a command{} ({})", printable(name),
+                    nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest), kChatHelp));
   }
   if (!command->usage.empty()) {
     if (rest.empty()) throw Error(ErrorCode::kInvalidArgument, std::string(command->usage));

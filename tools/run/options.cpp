@@ -10,6 +10,7 @@
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 #include "kernels/base/queue.h"
+#include "runtime/loading/plain_text.h"
 #include "tools/common/help.h"
 #include "tools/common/input_text.h"
 #include "tools/common/program.h"
@@ -358,9 +359,9 @@ std::string read_prompt(const std::string& given) {
   constexpr const char* kExpected =
       "a file with the question, or @@TEXT for a text that starts "
       "with @";
-  std::string text = read_input(path, kMaxPromptBytes, "-p " + given, kExpected);
+  std::string text = plain_text(read_input(path, kMaxPromptBytes, "-p " + given, kExpected),
+                                "-p " + printable(given));
   if (text.ends_with('\n')) text.pop_back();
-  if (text.ends_with('\r')) text.pop_back();
   if (text.empty() && !interrupted()) {
     throw Error(ErrorCode::kCorruptFile,
                 fmt::format("-p {} is empty; give {}", printable(given), kExpected));

@@ -53,10 +53,14 @@ std::optional<OutputLine> parse_line(std::string_view text) {
       (!json.contains("text") && !json.contains("error"))) {
     return std::nullopt;
   }
+  for (const char* key : {"text", "error"}) {
+    if (json.contains(key) && !json[key].is_string()) return std::nullopt;
+  }
   OutputLine line;
   line.id = *id;
   line.failed = json.contains("error");
-  for (const char* key : {"images", "videos"}) {
+  line.text = string_of(json, "text");
+  for (const char* key : {"images", "videos", "content"}) {
     const auto files = json.find(key);
     if (files != json.end() && files->is_array() &&
         std::ranges::all_of(*files, [](const auto& file) { return file.is_string(); })) {
@@ -89,6 +93,7 @@ bool same_file(const struct stat& a, const struct stat& b) {
 
 OutputText parse_output(std::string_view text, const std::string& name) {
   OutputText output;
+  std::map<std::string, size_t> answers;  // where each is among the lines, by id as JSON
   while (output.good_bytes < text.size()) {
     const size_t begin = output.good_bytes;
     const size_t end = text.find('\n', begin);
@@ -99,7 +104,18 @@ OutputText parse_output(std::string_view text, const std::string& name) {
       throw Error(ErrorCode::kCorruptFile,
                   fmt::format("--out {} holds a line that is not a record of a batch: \"{:.40}\"; "
                               "give another file or remove that line",
-                              name, printable(content)));
+                              printable(name), printable(content)));
+    }
+    if (!line->failed && !line->id.is_null()) {
+      const auto [first, inserted] = answers.emplace(json_line(line->id), output.lines.size());
+      if (!inserted && output.lines[first->second].text != line->text) {
+        throw Error(
+            ErrorCode::kCorruptFile,
+            fmt::format("--out {} has two answers to record {} that differ, in lines {} and "
+                        "{}; remove one of them",
+                        printable(name), printable(first->first), first->second + 1,
+                        output.lines.size() + 1));
+      }
     }
     output.open_end = end == std::string_view::npos;
     line->offset = begin;
@@ -122,12 +138,7 @@ Output::Output(const std::string& path, const BatchSettings& settings, bool lean
         failures_.push_back(std::move(line));
         continue;
       }
-      if (const auto differs = difference(line.settings, settings)) {
-        throw Error(ErrorCode::kInvalidArgument,
-                    fmt::format("--out {} has an answer to record {} {}; give another --out, so "
-                                "that answers of both do not mix, or the earlier setting",
-                                path, printable(json_line(line.id)), *differs));
-      }
+      require_settings(line, path, settings);
       unsettled_ += line.settings.flags.is_null() && !shared ? 1 : 0;
       if (!line.id.is_null()) answered_[json_line(line.id)] = std::move(line.asked);
     }
@@ -180,6 +191,33 @@ bool Output::share(const BatchSettings& settings, bool write) const {
   return true;
 }
 
+void Output::require_settings(const OutputLine& line, const std::string& path,
+                              const BatchSettings& settings) const {
+  const auto differs = difference(line.settings, settings);
+  if (!differs) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("--out {} has an answer to record {} {}; give another --out, so that "
+                          "answers of both do not mix, or the earlier setting",
+                          printable(path), printable(json_line(line.id)), *differs));
+}
+
+void Output::read_also(const std::string& path, const BatchSettings& settings, bool join) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  if (!file) {
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("{}, a shard's answers to the same batch, cannot be read: {}; give a "
+                            "file that you may read, or another --out",
+                            printable(path), std::strerror(errno)));
+  }
+  for (OutputLine& line : parse_output(text, path).lines) {
+    if (line.failed || line.id.is_null()) continue;
+    require_settings(line, path, settings);
+    std::string copy = join ? text.substr(line.offset, line.length) : std::string();
+    elsewhere_[json_line(line.id)] = {std::move(line.asked), std::move(copy)};
+  }
+}
+
 void Output::close_file() noexcept {
   if (descriptor_ >= 0) close(descriptor_);
   descriptor_ = -1;
@@ -223,16 +261,31 @@ std::string Output::read_all() const {
   return text;
 }
 
-bool Output::has(const Record& record) const {
-  const auto place = answered_.find(json_line(record.id));
-  if (place == answered_.end()) return false;
-  if (!record.error.empty()) return true;
-  if (const auto differs = difference_of_asked(place->second, asked_of(record))) {
+bool Output::has(const Record& record) {
+  const std::string id = json_line(record.id);
+  const auto place = answered_.find(id);
+  const auto other = place == answered_.end() ? elsewhere_.find(id) : elsewhere_.end();
+  if (place == answered_.end() && other == elsewhere_.end()) return false;
+  const Json& asked = other == elsewhere_.end() ? place->second : other->second.asked;
+  const auto differs = record.error.empty()
+                           ? difference_of_asked(asked, asked_of(record, /*content=*/false))
+                           : std::nullopt;
+  if (differs) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("--out {} has an answer to record {} {}; give another --out, or the "
                             "record another id",
-                            path_, printable(place->first), *differs));
+                            path_, printable(id), *differs));
   }
+  if (other == elsewhere_.end()) return true;
+  if (other->second.line.empty()) {
+    used_others_ = true;
+    return true;
+  }
+  require_unchanged();
+  const std::string line = other->second.line + (other->second.line.ends_with('\n') ? "" : "\n");
+  write_all(descriptor_, line);
+  size_ += static_cast<off_t>(line.size());
+  answered_[id] = std::move(other->second.asked);
   return true;
 }
 

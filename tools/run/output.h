@@ -20,6 +20,7 @@ struct OutputLine {
   size_t length = 0;          ///< with the newline, if it has one
   nlohmann::ordered_json id;  ///< null for a line of the input that had none
   bool failed = false;        ///< it has an error in place of an answer
+  std::string text;           ///< the answer
   BatchSettings settings;     ///< as far as it says
   nlohmann::ordered_json asked = nlohmann::ordered_json::object();  ///< asked_of(), likewise
 };
@@ -32,7 +33,8 @@ struct OutputText {
 };
 
 /// Reads an output file. A last line that is torn, as a kill leaves it, is left out. Throws
-/// Error{kCorruptFile}, naming `name`, if it holds anything but records of a batch.
+/// Error{kCorruptFile}, naming `name`, if it holds anything but records of a batch, or two answers
+/// to one record that differ.
 OutputText parse_output(std::string_view text, const std::string& name);
 
 /// The output file of a batch: every finished record is one complete line, or is not there. One
@@ -49,9 +51,16 @@ class Output {
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
+  /// Takes the answers of another file of the same batch, such as a shard's, for answers of this
+  /// one. With `join`, has() copies those of the records that it is asked about into this file. The
+  /// other is neither written nor locked. Throws as the constructor.
+  void read_also(const std::string& path, const BatchSettings& settings, bool join);
+  /// Whether read_also() had the answer of a record that has() was asked about.
+  bool used_others() const noexcept { return used_others_; }
+
   /// Whether the record has an answer. Throws Error{kInvalidArgument} if it was asked something
   /// else then.
-  bool has(const Record& record) const;
+  bool has(const Record& record);
   bool has_failures() const noexcept { return !failures_.empty(); }
   /// Whether a torn last line was cut off.
   bool repaired() const noexcept { return repaired_; }
@@ -70,11 +79,19 @@ class Output {
   void append(const nlohmann::ordered_json& json);
 
  private:
+  /// An answer in another file.
+  struct Elsewhere {
+    nlohmann::ordered_json asked;
+    std::string line;  // only if it is to be copied
+  };
+
   void open_locked();
   /// Compares the settings with those of PATH.run.json; if there is none, writes it if `write`.
   /// Returns whether it is there.
   bool share(const BatchSettings& settings, bool write) const;
   bool is_stream() const { return path_ == kStandardOutput; }
+  void require_settings(const OutputLine& line, const std::string& path,
+                        const BatchSettings& settings) const;
   void close_file() noexcept;
   std::string read_all() const;
   /// Appends all of it, or nothing.
@@ -92,6 +109,8 @@ class Output {
   bool repaired_ = false;
   size_t unsettled_ = 0;
   std::map<std::string, nlohmann::ordered_json> answered_;  // what was asked, by id as JSON
+  std::map<std::string, Elsewhere> elsewhere_;              // by id as JSON
+  bool used_others_ = false;
   std::vector<OutputLine> failures_;
 };
 

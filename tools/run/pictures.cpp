@@ -7,8 +7,8 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
+#include "tools/common/file_name.h"
 #include "tools/common/input_text.h"
-#include "tools/run/file_name.h"
 
 namespace kvlm {
 
@@ -29,7 +29,9 @@ void require_picture(const std::string& name) {
   std::error_code error;
   const fs::file_status status = fs::status(picture_path(name), error);
   if (status.type() == fs::file_type::not_found) {
-    refuse_name(ErrorCode::kCorruptFile, kKind, name, "does not exist; give the path of an image");
+    const std::string oddity = oddity_of_name(name);
+    refuse_name(ErrorCode::kCorruptFile, kKind, name,
+                oddity.empty() ? "does not exist; give the path of an image" : oddity);
   }
   if (fs::is_directory(status)) {
     refuse_name(ErrorCode::kCorruptFile, kKind, name,

@@ -64,7 +64,7 @@ void StreamedRecords::parse_lines() {
     if (!skip_(record)) lines_.push_back(std::make_shared<const Record>(std::move(record)));
   };
   if (!begun_) {
-    const size_t start = text_.find_first_not_of(" \t\r\n");
+    const size_t start = text_.find_first_not_of(" \t\r\n\xef\xbb\xbf");  // with a mark or without
     if (start == std::string::npos && !ended_) return;
     begun_ = true;
     whole_ = start == std::string::npos || text_[start] != '{';

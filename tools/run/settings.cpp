@@ -11,6 +11,7 @@
 #include "kvcache/spec.h"
 #include "runtime/policy_profile.h"
 #include "runtime/spec_file.h"
+#include "tools/run/file_identity.h"
 #include "tools/run/report.h"
 
 namespace kvlm {
@@ -21,12 +22,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kLongestText = 200;
 constexpr size_t kBeginning = 60;
-
-std::string hash_of(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return fmt::format("{:016x}", hash);
-}
 
 /// A text that every record carries: whole, or its beginning with a hash of all of it.
 std::string brief(const std::string& text) {

@@ -162,19 +162,19 @@ bool is_shard_file(const std::string& file, const std::string& path) {
           shard_in_name(name.substr(0, name.size() - kFreshSuffix), path));
 }
 
-void require_same_count(const std::string& path, const Shard& shard) {
-  if (shard.count == 1) return;  // as which shards that were put together are gone on with
+std::vector<std::string> other_outputs(const std::string& path, const Shard& shard) {
+  std::vector<std::string> paths;
   std::error_code error;
   for (fs::directory_iterator it(folder_of(path), error), end; !error && it != end;
        it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    const auto other = shard_in_name(name, path);
-    if (!other || other->count == 1 || other->count == shard.count) continue;
-    refuse(
-        fmt::format("--out {} has answers of {} shards, in {}, but this run is shard {}/{}; start "
-                    "as many, or give another --out",
-                    printable(path), other->count, printable(name), shard.index, shard.count));
+    const auto other = shard_in_name(it->path().filename().string(), path);
+    std::error_code unknown;
+    if (other && !(*other == shard) && it->is_regular_file(unknown)) {
+      paths.push_back(it->path().string());
+    }
   }
+  std::ranges::sort(paths);
+  return paths;
 }
 
 }  // namespace kvlm

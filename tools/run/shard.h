@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace kvlm {
 
@@ -43,8 +44,8 @@ std::string shard_path(const std::string& path, const Shard& shard);
 /// is rewritten. Only names are looked at: other processes make and rename these files.
 bool is_shard_file(const std::string& file, const std::string& path);
 
-/// Throws Error{kInvalidArgument} if beside `path` there are answers of shards of another number,
-/// which would be given twice.
-void require_same_count(const std::string& path, const Shard& shard);
+/// The files with answers to the same batch: `path`, and those of its shards of any number, which
+/// are there; without the one of `shard`.
+std::vector<std::string> other_outputs(const std::string& path, const Shard& shard);
 
 }  // namespace kvlm

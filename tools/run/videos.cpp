@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "kernels/base/error.h"
+#include "tools/common/file_name.h"
 #include "tools/common/input_text.h"
-#include "tools/run/file_name.h"
 
 namespace kvlm {
 
