@@ -9,6 +9,7 @@
 #include "kvcache/make_cache.h"
 #include "kvcache/planner.h"
 #include "runtime/family.h"
+#include "runtime/key_biases.h"
 #include "runtime/loading/checkpoint.h"
 #include "runtime/loading/model_path.h"
 #include "runtime/policy_profile.h"
@@ -96,6 +97,7 @@ struct Session::State {
   std::shared_ptr<CachePlan> plan;
   std::unique_ptr<Model> model;
   double load_ms = 0;
+  std::vector<std::string> warnings;
 };
 
 Session::Session(const SessionOptions& options, std::unique_ptr<Model> model)
@@ -141,6 +143,9 @@ Session::Session(const SessionOptions& options, Watch* watch) {
     const bool mapped = weight_bytes == state_->checkpoint->weight_bytes(std::nullopt);
     require(weight_bytes, mapped ? weight_bytes : 0);
     source = open_source(*state_->checkpoint, options.model);
+    state_->warnings = state_->checkpoint->warnings();
+    std::string bias = loud_key_bias(source.weights, *state_->plan);
+    if (!bias.empty()) state_->warnings.push_back(std::move(bias));
   }
   const Family& family = family_of(source.config, options.model);
   source.weights.follow(watch, weight_bytes);
@@ -158,6 +163,7 @@ Model& Session::model() noexcept { return *state_->model; }
 Stream& Session::stream() noexcept { return state_->stream; }
 std::shared_ptr<const CachePlan> Session::plan() const noexcept { return state_->plan; }
 double Session::load_ms() const noexcept { return state_->load_ms; }
+const std::vector<std::string>& Session::warnings() const noexcept { return state_->warnings; }
 Device Session::device() const noexcept { return state_->device; }
 int Session::threads() const noexcept { return state_->pool.threads(); }
 

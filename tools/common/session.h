@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kvcache/cache_plan.h"
 #include "kvcache/kv_cache.h"
@@ -44,6 +45,9 @@ class Session {
   /// Of the spec that was asked for, for the model's decoder: made once, when the model was opened.
   std::shared_ptr<const CachePlan> plan() const noexcept;
   double load_ms() const noexcept;
+  /// What of the checkpoint, or of it under this cache spec, is not as it should be, a sentence
+  /// each.
+  const std::vector<std::string>& warnings() const noexcept;
   int threads() const noexcept;
   Device device() const noexcept;
   /// A cache for `sequences` sequences of up to `rows` tokens each; with `bytes` an arena of that

@@ -107,6 +107,8 @@ class Batch {
     int key;
     const Record* record;
     std::vector<Clip> clips;
+    int max_tokens;
+    std::vector<std::string> warnings;
     size_t tokens = 1;  // made, the prefill's included
   };
 
@@ -209,10 +211,13 @@ class Batch {
       PreparedRecord& prepared = prepared_.front();
       note_short_memory();
       if (ahead_) next_record = prepared_.after_front();
+      const int max_tokens = prepared.request.request.max_tokens;
+      std::vector<std::string> warnings = prepared.request.warnings;
       const int key = generator_.admit(std::move(prepared.request), {},
                                        next_record != nullptr ? &next_record->request : nullptr);
       note_memory();
-      running_.push_back({key, &record, std::move(prepared.clips)});
+      running_.push_back(
+          {key, &record, std::move(prepared.clips), max_tokens, std::move(warnings)});
     } catch (const std::exception&) {
       if (interrupted() && is_cancellation(std::current_exception())) return;  // the next start's
       const bool no_memory = is_out_of_memory(std::current_exception());
@@ -274,6 +279,11 @@ class Batch {
       }
       Json json{{"id", entry->record->id}};
       json.update(result_json(result, session_, session_.model(), cache_->spec(), entry->clips));
+      for (std::string& warning :
+           full_context_warning(result, session_.model(), entry->max_tokens)) {
+        entry->warnings.push_back(std::move(warning));
+      }
+      if (!entry->warnings.empty()) json["warnings"] = entry->warnings;
       // Steps are shared, so that the rate of one record would be no rate of anything.
       if (options_.batch_size > 1) json["timings"].erase("decode_tps");
       json.update(asked_of(*entry->record));
