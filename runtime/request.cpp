@@ -3,6 +3,8 @@
 #include <chrono>
 #include <utility>
 
+#include "runtime/placeholders.h"
+
 namespace kvlm {
 
 namespace {
@@ -52,6 +54,7 @@ PreparedRequest prepare_request(Model& model, GenerationRequest request, int con
   PreparedRequest prepared;
   prepared.request = std::move(request);
   prepared.context = context;
+  prepared.warnings = foreign_placeholders(model, prepared.request.messages);
   prepared.prompt = prepare_turn(model, prepared.request, context, watch, prepared.visuals);
   prepared.milliseconds = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   return prepared;

@@ -30,6 +30,8 @@ struct PreparedRequest {
   std::vector<VisualInput> visuals;  ///< those of prompt.visuals
   int context = 0;                   ///< tokens that prompt and answer have together at most
   double milliseconds = 0;           ///< that it took
+  /// What of the prompt may not mean what it looks like, a sentence each.
+  std::vector<std::string> warnings = {};
   /// What `visuals` become, where that was done ahead (Generator::admit()).
   std::optional<VisualRows> encoded;
 };

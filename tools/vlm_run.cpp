@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <optional>
 
+#include "runtime/placeholders.h"
 #include "runtime/prompt.h"
 #include "tools/common/input_text.h"
 #include "tools/common/messages.h"
@@ -50,12 +51,15 @@ int run_once(const RunOptions& options, Session& session, std::vector<OpenPictur
   const int rows =
       request_rows(model, request.messages, visual_texts(model, shapes_of(pictures), clips),
                    request.max_tokens, request.id, cure_of_long_prompt(clips, cure));
+  std::vector<std::string> warnings = foreign_placeholders(model, request.messages);
+  print_warnings(warnings);
   request.images = take_pictures(std::move(pictures));
   request.videos = decode_clips(open_clips);
 
   // Room for this prompt and its answer, and not a byte more.
   const auto cache = session.make_cache(1, rows, options.kv_memory);
   Generator generator(model, *cache, session.stream());
+  const int max_tokens = request.max_tokens;
   const int key = generator.admit(std::move(request), [&](std::string_view piece) {
     if (options.json) return;
     std::fwrite(piece.data(), 1, piece.size(), stdout);
@@ -69,13 +73,18 @@ int run_once(const RunOptions& options, Session& session, std::vector<OpenPictur
     generator.deliver();
   }
   const GenerationResult result = generator.take(key);
+  const std::vector<std::string> full = full_context_warning(result, model, max_tokens);
+  warnings.insert(warnings.end(), full.begin(), full.end());
   if (options.json) {
-    fmt::print("{}\n", json_line(result_json(result, session, model, cache->spec(), clips)));
+    nlohmann::ordered_json json = result_json(result, session, model, cache->spec(), clips);
+    if (!warnings.empty()) json["warnings"] = warnings;
+    fmt::print("{}\n", json_line(json));
   } else {
     fmt::print("\n");
     std::fflush(stdout);
     if (!options.quiet) print_message("{}", summary(result, session, model, cache->spec(), clips));
   }
+  print_warnings(full);
   return interrupted() ? kExitInterrupted : 0;
 }
 
@@ -104,6 +113,7 @@ int run(int argc, char** argv) {
   TerminalWatch watch(options.quiet);
   Session session(options.session, &watch);
   if (interrupted()) return kExitInterrupted;
+  print_warnings(session.warnings());
   if (job) return run_batch(options, *job, session);
   if (options.chat)
     return run_chat(options, session, std::move(pictures), std::move(videos), watch);

@@ -8,6 +8,7 @@ constexpr VitNames kNames = {
     .patch = "embeddings.patch_embeddings.projection",
     .class_token = "embeddings.cls_token",
     .positions = "embeddings.position_embeddings",
+    .final_norm = "layernorm",
     .layer = "encoder.layer",
     .norm1 = "layernorm_before",
     .norm2 = "layernorm_after",
@@ -39,6 +40,7 @@ std::unique_ptr<VisionEncoder> make_intern_vit(const InternVitConfig& config, We
   vit.patch_bias = true;
   vit.qkv_bias = config.qkv_bias;
   vit.qk_norm = config.qk_norm;
+  vit.final_norm = config.final_norm;
   vit.layer_scale = true;
   vit.feature_layers = {config.feature_layer};
   return make_vit(vit, kNames, weights, prefix, workspace_bytes);

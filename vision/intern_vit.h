@@ -22,7 +22,8 @@ struct InternVitConfig {
   VitConfig::Norm norm = VitConfig::Norm::kLayer;
   bool qkv_bias = true;
   bool qk_norm = false;
-  int feature_layer = -1;  ///< which hidden state is returned, see VitConfig::feature_layers
+  bool final_norm = false;  ///< "layernorm" after the last layer: towers without mean pooling
+  int feature_layer = -1;   ///< which hidden state is returned, see VitConfig::feature_layers
 };
 
 /// An InternViT from canonical names (those of transformers 5): `prefix` + "embeddings.cls_token",

@@ -77,6 +77,7 @@ class Vit final : public VisionEncoder {
   ConstTensorView class_embedding_;  // (1, hidden) f32, or empty
   ConstTensorView positions_;        // (rows of a tile, hidden) f32
   Affine pre_norm_;
+  Affine final_norm_;
   Blocks blocks_;
   Device device_;
 
@@ -154,8 +155,9 @@ Vit::Vit(const VitConfig& config, const VitNames& names, WeightMap& weights,
     weight_bytes_ += kvlm::weight_bytes(block);
     blocks.push_back(block);
   }
+  if (config.final_norm) final_norm_ = taker.norm(named(names.final_norm));
   weight_bytes_ += kvlm::weight_bytes(patch_) + kvlm::weight_bytes(pre_norm_) +
-                   class_embedding_.bytes() + positions_.bytes();
+                   kvlm::weight_bytes(final_norm_) + class_embedding_.bytes() + positions_.bytes();
   owners_ = weights.owners();
   device_ = weights.device();
   blocks_ = Blocks(shape, device_, std::move(blocks));
@@ -245,6 +247,9 @@ void Vit::encode_piece(std::span<const PictureTile> tiles, Tensor& features, con
     const int state = static_cast<int>(i) + 1;
     if (selects(state) || tap) blocks_.settle(used(x_, count), stream);
     if (tap) tap(fmt::format("vision.layer.{}", i), used(x_, count));
+    if (config_.final_norm && state == config_.layers) {
+      blocks_.norm(used(x_, count), used(x_, count), final_norm_, stream);
+    }
     take(state);
   }
   if (tap) tap("vision.selected", features.view().slice(first, rows));

@@ -32,6 +32,7 @@ struct VitConfig {
   bool pre_norm = false;
   bool qkv_bias = true;
   bool qk_norm = false;      ///< rms_norm of q and of k, over all heads together
+  bool final_norm = false;   ///< a norm after the last layer, of the state that is returned
   bool layer_scale = false;  ///< scale1 and scale2; without them, 1
   /// Which hidden states are returned, side by side on the channel axis: 0 is the input of the
   /// first layer, i the output of layer i; negative counts from the end.
@@ -47,7 +48,7 @@ struct VitNames {
   std::string_view patch = "embeddings.patch_embedding";
   std::string_view class_token = {};
   std::string_view positions = "embeddings.position_embedding.weight";
-  std::string_view pre_norm = {};
+  std::string_view pre_norm = {}, final_norm = {};
   std::string_view layer = "encoder.layers";
   std::string_view norm1 = "layer_norm1", norm2 = "layer_norm2";
   std::string_view q = "self_attn.q_proj", k = "self_attn.k_proj", v = "self_attn.v_proj";

@@ -63,8 +63,8 @@ Shape with_rows(const Shape& shape, int64_t rows) {
 void check_readable(std::string_view name, std::string_view unreadable, DType dtype) {
   if (unreadable.empty() && is_float(dtype)) return;
   throw Error(ErrorCode::kUnsupported,
-              fmt::format("tensor {} holds {}; weights must be f32, f16 or bf16: use a checkpoint "
-                          "that is not quantised",
+              fmt::format("tensor {} holds {}; weights must be f32, f16 or bf16: use the 16-bit "
+                          "checkpoint that is not quantized",
                           name, unreadable.empty() ? dtype_name(dtype) : unreadable));
 }
 
@@ -171,6 +171,14 @@ bool WeightMap::contains(std::string_view name) const noexcept {
   return tensors_.find(name) != tensors_.end();
 }
 
+std::optional<ConstTensorView> WeightMap::find(std::string_view name) const {
+  const auto place = tensors_.find(name);
+  if (place == tensors_.end() || !place->second.runs.empty()) return std::nullopt;
+  const Entry& entry = place->second;
+  if (!entry.unreadable_dtype.empty() || !is_float(entry.view.dtype())) return std::nullopt;
+  return entry.view;
+}
+
 void WeightMap::split(std::string_view name, int64_t groups, std::span<const Slice> slices) {
   const auto place = tensors_.find(name);
   if (place == tensors_.end()) return;  // whoever takes a slice says what is missing
@@ -271,6 +279,7 @@ ConstTensorView WeightMap::take_unplaced(std::string_view name, const Shape& sha
   const auto place = tensors_.find(name);
   if (place == tensors_.end() && make_) return owned(make_(name, shape, wide));
   if (place == tensors_.end()) {
+    refuse_packed(name);
     throw Error(
         ErrorCode::kCorruptFile,
         fmt::format("the weights have no tensor {}, expected with shape {}; the checkpoint is "
@@ -291,6 +300,20 @@ ConstTensorView WeightMap::take_unplaced(std::string_view name, const Shape& sha
   tensors_.erase(place);
   if (!convert_to_ || view.dtype() == *convert_to_) return whole ? owned(std::move(whole)) : view;
   return owned(converted(view, *convert_to_, watch_));
+}
+
+void WeightMap::refuse_packed(std::string_view name) const {
+  constexpr std::string_view kWeight = "weight";
+  if (!name.ends_with(kWeight)) return;
+  const std::string prefix(name.substr(0, name.size() - kWeight.size()));
+  for (const char* packed : {"qweight", "weight_packed", "W_q", "codes", "blocks"}) {
+    if (!contains(prefix + packed)) continue;
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("the weights have {}{} where {} is expected, so they are quantized, "
+                            "which is not supported; use the 16-bit checkpoint that they were made "
+                            "from",
+                            prefix, packed, name));
+  }
 }
 
 ConstTensorView WeightMap::take_f32(std::string_view name, const Shape& shape) {

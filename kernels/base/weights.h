@@ -37,6 +37,9 @@ class WeightMap {
   void make_missing(Maker make) { make_ = std::move(make); }
 
   bool contains(std::string_view name) const noexcept;
+  /// A tensor as it was added, which stays in the map; nothing if there is none of that name, or
+  /// none of weights.
+  std::optional<ConstTensorView> find(std::string_view name) const;
 
   /// Removes and returns a tensor. The shape must match; the dtype must be f32, f16 or bf16.
   /// A tensor of more than four dimensions is in the map as a matrix: the first dimension and the
@@ -108,6 +111,8 @@ class WeightMap {
   };
 
   void insert(std::string name, Entry entry);
+  /// Refuses an absent tensor that a quantizer of weights has packed under another name.
+  void refuse_packed(std::string_view name) const;
   ConstTensorView take_unplaced(std::string_view name, const Shape& shape, bool wide);
   ConstTensorView placed(ConstTensorView view);
   ConstTensorView joined(const Shape& shape, std::span<const SubTensor> parts, bool wide);

@@ -2,7 +2,17 @@
 
 #include <blis.h>
 
+#include "kernels/cpu/multiplying.h"
+
 namespace kvlm::cpu {
+
+namespace {
+
+thread_local bool multiplying = false;
+
+}  // namespace
+
+bool is_multiplying() noexcept { return multiplying; }
 
 void multiply(Matrix<float> y, Matrix<const float> x, Matrix<const float> w, size_t rows,
               size_t out, size_t in, bool add) {
@@ -21,9 +31,11 @@ void multiply(Matrix<float> y, Matrix<const float> x, Matrix<const float> w, siz
   auto* w_data = const_cast<float*>(w.data);
   const auto stride = [](size_t n) { return static_cast<inc_t>(n); };
   const auto size = [](size_t n) { return static_cast<dim_t>(n); };
+  multiplying = true;
   bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_TRANSPOSE, size(rows), size(out), size(in), &one, x_data,
                stride(x.stride), 1, w_data, stride(w.stride), 1, &beta, y.data, stride(y.stride), 1,
                nullptr, &runtime);
+  multiplying = false;
 }
 
 }  // namespace kvlm::cpu

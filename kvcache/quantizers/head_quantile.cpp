@@ -103,7 +103,8 @@ const QuantizerEntry head_quantile{
      .kind = PartKind::kQuantizer,
      .source = "1BitVKV, sections 3.3-3.4, equations 3-9",
      .stores =
-         "visual tokens at 1 to 8 bits, one quantile range per KV head; other tokens unquantized",
+         "visual tokens at 1 to 8 bits, one quantile range per KV head; other tokens unquantized; "
+         "keys suffer where biases of k_proj are large (vlm-run warns)",
      .composes = "any retention rule; share=codes; a quantizer with scope=text",
      .options = kOptions,
      .example = "head_quantile,bits=2 + int4,scope=text",

@@ -26,7 +26,9 @@ const QuantizerEntry int4{
     {.name = "int4",
      .kind = PartKind::kQuantizer,
      .source = "baseline",
-     .stores = "every token at 4 bits, one scale per token and KV head",
+     .stores =
+         "every token at 4 bits, one scale per token and KV head; keys suffer where biases of "
+         "k_proj are large (vlm-run warns)",
      .composes = "any retention rule; share=codes; a quantizer with scope=visual",
      .options = kOptions,
      .example = "int4"},

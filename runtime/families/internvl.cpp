@@ -31,7 +31,8 @@ constexpr std::string_view kBefore = "<img>";
 constexpr std::string_view kAfter = "</img>";
 constexpr std::string_view kVideoToken = "<video>";
 /// Tower layers after the last one whose output is used.
-constexpr std::array<std::string_view, 1> kUnreadTensors = {"model.vision_tower.encoder.layer."};
+constexpr std::array<std::string_view, 2> kUnreadTensors = {"model.vision_tower.encoder.layer.",
+                                                            "model.vision_tower.layernorm."};
 
 /// What transformers' own conversions render, for checkpoints without a template.
 constexpr std::string_view kTemplate =

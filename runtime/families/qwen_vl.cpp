@@ -65,7 +65,7 @@ class QwenVl final : public FamilyModel {
   VisualRows encode(std::span<const VisualInput* const> visuals, Stream& stream,
                     const Tap& tap) override;
   PromptPositions positions(std::span<const PositionSpan> spans) const override {
-    return mrope_positions(spans, MropeAdvance::kLongestSide);
+    return mrope_positions(spans, rule_);
   }
 
  private:
@@ -79,6 +79,7 @@ class QwenVl final : public FamilyModel {
   int merge_;
   int depth_;
   double tokens_per_second_;
+  MropeRule rule_;
   int32_t image_id_;
   int32_t video_id_;
   QwenVlProcessor processor_;
@@ -92,6 +93,7 @@ QwenVl::QwenVl(const ModelSource& source, const QwenVlConfig& qwen, QwenVlProces
       merge_(qwen.vision.merge),
       depth_(qwen.vision.depth),
       tokens_per_second_(qwen.tokens_per_second),
+      rule_(options.transformers5 ? MropeRule::kTransformers5 : MropeRule::kTrained),
       image_id_(qwen.image_id),
       video_id_(qwen.video_id),
       processor_(std::move(processor)),

@@ -21,7 +21,7 @@ struct Expr {
     kAttr,      // args[0] . text
     kIndex,     // args[0] [ args[1] ]
     kSlice,     // args[0] [ args[1] : args[2] : args[3] ], any of the three null
-    kCall,      // text ( args, named ): a global function
+    kCall,      // text ( args, named ): a macro or a global function
     kMethod,    // args[0] . text ( args[1...], named )
     kFilter,    // args[0] | text ( args[1...], named )
     kTest,      // args[0] is text ( args[1...] )
@@ -55,6 +55,7 @@ struct Statement {
     kSet,       // names = expr; with one dotted name, an attribute of a namespace
     kSetBlock,  // names[0] = what body prints
     kScope,     // body, whose assignments stay inside: generation
+    kMacro,     // text ( names, of which the last have defaults ): body
     kBreak,
     kContinue
   } kind = Kind::kText;
@@ -64,6 +65,7 @@ struct Statement {
   std::vector<std::string> names;
   std::unique_ptr<Expr> expr;
   std::unique_ptr<Expr> condition;
+  std::vector<std::unique_ptr<Expr>> defaults;
   Block body;
   Block otherwise;
   std::vector<std::pair<std::unique_ptr<Expr>, Block>> branches;

@@ -7,8 +7,9 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <optional>
-#include <unordered_map>
+#include <utility>
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
@@ -34,6 +35,9 @@ constexpr size_t kMaxOutputBytes = size_t{64} << 20;
 
 constexpr auto kFunctions =
     std::to_array<std::string_view>({"namespace", "range", "raise_exception"});
+
+/// Nodes inside each other while they run: a macro that calls itself ends here, not with the stack.
+constexpr int kMaxDepth = 512;
 
 /// Names that the reference defines as functions, whether or not they are built here.
 constexpr auto kGlobals =
@@ -69,9 +73,16 @@ class Evaluator {
  public:
   Evaluator(std::vector<std::pair<std::string, Value>>&& variables, const std::string& name)
       : name_(name) {
-    scopes_.emplace_back();
-    for (auto& [key, value] : variables) scopes_.back().insert_or_assign(key, std::move(value));
+    open_scope();
+    for (auto& [key, value] : variables) scopes_.back()->insert_or_assign(key, std::move(value));
   }
+
+  /// A scope may hold a macro that holds the scope.
+  ~Evaluator() {
+    for (const auto& macro : macros_) macro->scopes.clear();
+  }
+  Evaluator(const Evaluator&) = delete;
+  Evaluator& operator=(const Evaluator&) = delete;
 
   std::string run(const Block& block) {
     std::string out;
@@ -80,8 +91,6 @@ class Evaluator {
   }
 
  private:
-  using Scope = std::unordered_map<std::string, Value>;
-
   // --- limits and errors -------------------------------------------------------------------------
 
   void charge(size_t steps) {
@@ -114,6 +123,28 @@ class Evaluator {
     }
   }
 
+  /// Counts a node for as long as it runs.
+  class Level {
+   public:
+    explicit Level(Evaluator& evaluator) : depth_(evaluator.depth_) {
+      if (depth_ >= kMaxDepth) {
+        throw Error(ErrorCode::kUnsupported,
+                    fmt::format("{} line {}: the template nests deeper than {} levels, as a macro "
+                                "does that calls itself without end; repair the template",
+                                evaluator.name_, evaluator.line_, kMaxDepth));
+      }
+      ++depth_;
+    }
+    ~Level() { --depth_; }
+    Level(const Level&) = delete;
+    Level& operator=(const Level&) = delete;
+
+   private:
+    int& depth_;
+  };
+
+  void open_scope() { scopes_.push_back(std::make_shared<Scope>()); }
+
   Value text_value(std::string text) {
     charge_bytes(text.size());
     return Value(std::move(text));
@@ -136,6 +167,7 @@ class Evaluator {
   }
 
   Flow execute(const Block& block, std::string& out) {
+    const Level level(*this);
     for (const auto& statement : block) {
       charge(1);
       line_ = statement->line;
@@ -180,18 +212,21 @@ class Evaluator {
       }
       case Statement::Kind::kSetBlock: {
         std::string text;
-        scopes_.emplace_back();
+        open_scope();
         const Flow flow = execute(statement.body, text);
         scopes_.pop_back();
         assign(statement.names, text_value(std::move(text)));
         return flow;
       }
       case Statement::Kind::kScope: {
-        scopes_.emplace_back();
+        open_scope();
         const Flow flow = execute(statement.body, out);
         scopes_.pop_back();
         return flow;
       }
+      case Statement::Kind::kMacro:
+        define_macro(statement);
+        return Flow::kNext;
       case Statement::Kind::kBreak:
         return Flow::kBreak;
       case Statement::Kind::kContinue:
@@ -205,7 +240,7 @@ class Evaluator {
     if (statement.condition != nullptr) {
       std::vector<Value> kept;
       for (Value& item : items) {
-        scopes_.emplace_back();
+        open_scope();
         assign(statement.names, item);
         if (evaluate(*statement.condition).truthy()) kept.push_back(std::move(item));
         scopes_.pop_back();
@@ -213,7 +248,7 @@ class Evaluator {
       items = std::move(kept);
     }
     if (items.empty()) {
-      scopes_.emplace_back();
+      open_scope();
       execute(statement.otherwise, out);
       scopes_.pop_back();
       return;
@@ -222,9 +257,9 @@ class Evaluator {
     loop.items = list_value(std::move(items)).shared_list();
     for (; loop.index < loop.items->items.size(); ++loop.index) {
       charge(1);
-      scopes_.emplace_back();
+      open_scope();
       assign(statement.names, loop.items->items[loop.index]);
-      scopes_.back().insert_or_assign("loop", Value(std::make_shared<const Loop>(loop)));
+      scopes_.back()->insert_or_assign("loop", Value(std::make_shared<const Loop>(loop)));
       const Flow flow = execute(statement.body, out);
       scopes_.pop_back();
       if (flow == Flow::kBreak) break;
@@ -233,7 +268,7 @@ class Evaluator {
 
   void assign(const std::vector<std::string>& names, Value value) {
     if (names.size() == 1) {
-      scopes_.back().insert_or_assign(names.front(), std::move(value));
+      scopes_.back()->insert_or_assign(names.front(), std::move(value));
       return;
     }
     const std::vector<Value> parts = iterate(value);
@@ -241,14 +276,31 @@ class Evaluator {
       fail(fmt::format("{} values for {} names", parts.size(), names.size()));
     }
     for (size_t i = 0; i < names.size(); ++i) {
-      scopes_.back().insert_or_assign(names[i], parts[i]);
+      scopes_.back()->insert_or_assign(names[i], parts[i]);
     }
   }
 
-  Value lookup(const std::string& name) const {
+  void define_macro(const Statement& statement) {
+    constexpr size_t kMacroSteps = 64;  // it keeps its scopes until the end
+    charge(kMacroSteps);
+    auto macro = std::make_shared<Macro>();
+    macro->definition = &statement;
+    macro->scopes = scopes_;
+    macros_.push_back(macro);
+    scopes_.back()->insert_or_assign(statement.text,
+                                     Value(std::shared_ptr<const Macro>(std::move(macro))));
+  }
+
+  /// Null if no scope has the name.
+  const Value* find(const std::string& name) const {
     for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope) {
-      if (const auto found = scope->find(name); found != scope->end()) return found->second;
+      if (const auto found = (*scope)->find(name); found != (*scope)->end()) return &found->second;
     }
+    return nullptr;
+  }
+
+  Value lookup(const std::string& name) const {
+    if (const Value* value = find(name)) return *value;
     if (contains(kGlobals, name)) {
       throw Error(ErrorCode::kUnsupported,
                   fmt::format("{} line {}: the name {} without a call is not supported by this "
@@ -261,6 +313,7 @@ class Evaluator {
   // --- expressions -------------------------------------------------------------------------------
 
   Value evaluate(const Expr& expr) {
+    const Level level(*this);
     charge(1);
     line_ = expr.line;
     switch (expr.kind) {
@@ -405,6 +458,7 @@ class Evaluator {
       return true;
     }
     if (a.name_space() || b.name_space()) return a.name_space() == b.name_space();
+    if (a.macro() || b.macro()) return a.macro() == b.macro();
     return a.loop() && a.loop() == b.loop();
   }
 
@@ -550,6 +604,7 @@ class Evaluator {
   Value attribute(const Value& object, const std::string& name) {
     if (object.is_undefined()) undefined(object);
     if (object.loop()) return object.loop()->attribute(name);
+    if (object.macro()) fail(fmt::format("an attribute {} of a macro", name));
     if (const Namespace* space = object.name_space()) {
       const Value* value = space->find(name);
       return value != nullptr ? *value : Value(Undefined{name});
@@ -695,7 +750,50 @@ class Evaluator {
     return value.as_integer();
   }
 
+  /// As Jinja2: given arguments by position, then by name; then the others' defaults, which may
+  /// name the arguments before them; without a default an argument is undefined.
+  Value call_macro(const Expr& expr, Macro macro) {
+    const Statement& definition = *macro.definition;
+    const std::vector<std::string>& names = definition.names;
+    std::vector<Value> args = evaluate_all(expr.args, 0);
+    count(expr, args, 0, names.size());
+    auto scope = std::make_shared<Scope>();
+    for (size_t i = 0; i < names.size(); ++i) {
+      scope->emplace(names[i], i < args.size() ? std::move(args[i]) : Value(Undefined{names[i]}));
+    }
+    std::vector<bool> given(names.size());
+    std::fill_n(given.begin(), args.size(), true);
+    for (const auto& [key, argument] : expr.named) {
+      charge(names.size());
+      const auto place = std::ranges::find(names, key);
+      const auto index = static_cast<size_t>(place - names.begin());
+      if (place == names.end())
+        fail(fmt::format("the macro {} has no argument {}", expr.text, key));
+      if (given[index]) fail(fmt::format("the macro {} got two of {}", expr.text, key));
+      scope->insert_or_assign(key, evaluate(*argument));
+      given[index] = true;
+    }
+    charge(names.size());
+    macro.scopes.push_back(scope);
+    std::vector<std::shared_ptr<Scope>> outer = std::exchange(scopes_, std::move(macro.scopes));
+    const size_t required = names.size() - definition.defaults.size();
+    for (size_t i = required; i < names.size(); ++i) {
+      if (!given[i])
+        scope->insert_or_assign(names[i], evaluate(*definition.defaults[i - required]));
+    }
+    std::string text;
+    execute(definition.body, text);
+    scopes_ = std::move(outer);
+    line_ = expr.line;
+    return text_value(std::move(text));
+  }
+
   Value call(const Expr& expr) {
+    if (const Value* value = find(expr.text)) {
+      if (value->macro() != nullptr) return call_macro(expr, *value->macro());
+      fail(fmt::format("{} is {}, which cannot be called", expr.text, value->type_name()));
+    }
+    if (!is_function(expr.text)) undefined(Undefined{expr.text});
     std::vector<Value> args = evaluate_all(expr.args, 0);
     if (expr.text == "namespace") {
       count(expr, args, 0, 1);
@@ -1199,6 +1297,7 @@ class Evaluator {
     if (value.boolean()) return *value.boolean() ? "True" : "False";
     if (value.integer()) return fmt::format("{}", *value.integer());
     if (value.real()) return real_text(*value.real());
+    if (value.macro()) return fmt::format("<Macro {}>", quoted(value.macro()->definition->text));
     fail(fmt::format("printing a {}", value.type_name()));
   }
 
@@ -1257,7 +1356,9 @@ class Evaluator {
   static inline const std::string kDot = ".";
 
   const std::string& name_;
-  std::vector<Scope> scopes_;
+  std::vector<std::shared_ptr<Scope>> scopes_;  // outermost first
+  std::vector<std::shared_ptr<Macro>> macros_;  // all that were defined
+  int depth_ = 0;
   int64_t steps_ = 0;
   int line_ = 1;
 };

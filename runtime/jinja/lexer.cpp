@@ -361,6 +361,13 @@ std::vector<Token> tokenize(std::string_view source, const std::string& name) {
     throw Error(ErrorCode::kCorruptFile,
                 fmt::format("{}: the template is not UTF-8; save it as UTF-8", name));
   }
+  if (source.starts_with("\xef\xbb\xbf")) {
+    throw Error(
+        ErrorCode::kCorruptFile,
+        fmt::format("{}: starts with a byte order mark, which every prompt would have; save "
+                    "it as UTF-8 without the mark",
+                    name));
+  }
   return Lexer(normalize_newlines(source), name).run();
 }
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <charconv>
 #include <initializer_list>
+#include <set>
+#include <utility>
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
@@ -41,7 +43,14 @@ class Level {
 class Parser {
  public:
   Parser(std::vector<Token> tokens, const std::string& name)
-      : tokens_(std::move(tokens)), name_(name) {}
+      : tokens_(std::move(tokens)), name_(name) {
+    for (size_t i = 0; i + 2 < tokens_.size(); ++i) {
+      const bool macro = tokens_[i].kind == Token::Kind::kBlockBegin &&
+                         tokens_[i + 1].kind == Token::Kind::kName &&
+                         tokens_[i + 1].text == "macro";
+      if (macro) macros_.insert(tokens_[i + 2].text);
+    }
+  }
 
   Block run() {
     Block block = parse_block({});
@@ -163,6 +172,7 @@ class Parser {
     if (skip_name("if")) return parse_if();
     if (skip_name("for")) return parse_for();
     if (skip_name("set")) return parse_set();
+    if (skip_name("macro")) return parse_macro();
     if (skip_name("generation")) {
       auto statement = make(Statement::Kind::kScope);
       expect_block_end();
@@ -179,8 +189,8 @@ class Parser {
       expect_block_end();
       return statement;
     }
-    for (const char* word : {"macro", "call", "filter", "with", "include", "import", "from",
-                             "extends", "block", "do", "autoescape", "trans", "debug"}) {
+    for (const char* word : {"call", "filter", "with", "include", "import", "from", "extends",
+                             "block", "do", "autoescape", "trans", "debug"}) {
       if (is_name(word)) unsupported(line, fmt::format("{{% {} %}}", word));
     }
     fail_here("expected a statement");
@@ -247,6 +257,39 @@ class Parser {
     statement->kind = Statement::Kind::kSetBlock;
     expect_block_end();
     statement->body = parse_block({"endset"});
+    advance();
+    expect_block_end();
+    return statement;
+  }
+
+  std::unique_ptr<Statement> parse_macro() {
+    auto statement = make(Statement::Kind::kMacro);
+    statement->text = take_target();
+    expect_operator("(");
+    std::set<std::string> names;
+    for (bool first = true; !skip_operator(")"); first = false) {
+      if (!first) expect_operator(",");
+      const int line = current().line;
+      statement->names.push_back(take_target());
+      const std::string& name = statement->names.back();
+      if (!names.insert(name).second) {
+        fail(line, fmt::format("the macro {} has two arguments {}", statement->text, name));
+      }
+      if (skip_operator("=")) {
+        statement->defaults.push_back(parse_expression());
+      } else if (!statement->defaults.empty()) {
+        fail(line, fmt::format("the macro {} has an argument {} without a default after one with",
+                               statement->text, name));
+      }
+    }
+    expect_block_end();
+    const int outer_loops = std::exchange(loop_depth_, 0);
+    std::vector<std::string> outer_arguments = std::exchange(macro_arguments_, statement->names);
+    ++macro_depth_;
+    statement->body = parse_block({"endmacro"});
+    --macro_depth_;
+    macro_arguments_ = std::move(outer_arguments);
+    loop_depth_ = outer_loops;
     advance();
     expect_block_end();
     return statement;
@@ -449,6 +492,12 @@ class Parser {
         for (const char* word : {"and", "or", "not", "in", "is", "if", "else"}) {
           if (is_name(word)) fail_here("expected an expression");
         }
+        for (const char* word : {"varargs", "kwargs", "caller"}) {
+          if (macro_depth_ > 0 && is_name(word) &&
+              std::ranges::find(macro_arguments_, word) == macro_arguments_.end()) {
+            unsupported(line, fmt::format("the name {} in a macro", word));
+          }
+        }
         return node(Kind::kName, line, {}, take_name());
       }
       case Token::Kind::kOperator:
@@ -530,7 +579,8 @@ class Parser {
       if (!is_method(callee->text)) unsupported(line, fmt::format(".{}()", callee->text));
       call = node(Kind::kMethod, line, std::move(callee->args), callee->text);
     } else if (callee->kind == Kind::kName) {
-      if (!is_function(callee->text)) unsupported(line, fmt::format("{}()", callee->text));
+      if (!is_function(callee->text) && !macros_.contains(callee->text))
+        unsupported(line, fmt::format("{}()", callee->text));
       call = node(Kind::kCall, line, {}, callee->text);
     } else {
       unsupported(line, "calling a value");
@@ -541,6 +591,7 @@ class Parser {
 
   void parse_arguments(Expr& call) {
     expect_operator("(");
+    std::set<std::string> names;
     for (bool first = true; !skip_operator(")"); first = false) {
       if (!first) expect_operator(",");
       if (skip_operator(")")) return;
@@ -552,6 +603,9 @@ class Parser {
       std::string name;
       if (named) {
         name = take_name();
+        if (!names.insert(name).second) {
+          fail(call.line, fmt::format("the argument {} is there twice", name));
+        }
         advance();
       } else if (!call.named.empty()) {
         fail_here("expected a named argument");
@@ -621,6 +675,9 @@ class Parser {
 
   std::vector<Token> tokens_;
   const std::string& name_;
+  std::set<std::string> macros_;  // whose definitions are somewhere in the template
+  std::vector<std::string> macro_arguments_;
+  int macro_depth_ = 0;
   size_t pos_ = 0;
   int block_depth_ = 0;
   int expr_depth_ = 0;

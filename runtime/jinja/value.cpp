@@ -1,5 +1,7 @@
 #include "runtime/jinja/value.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "kernels/base/error.h"
@@ -8,13 +10,16 @@ namespace kvlm::jinja {
 
 namespace {
 
-constexpr const char* kInside =
-    "a namespace inside another value is not supported; write the template without it";
+void refuse_inside(const Value& item) {
+  if (item.name_space() == nullptr && item.macro() == nullptr) return;
+  throw Error(
+      ErrorCode::kUnsupported,
+      fmt::format("a {} inside another value is not supported; write the template without it",
+                  item.type_name()));
+}
 
 int checked_depth(int inner, const Value& item) {
-  if (item.name_space() != nullptr) {
-    throw Error(ErrorCode::kUnsupported, kInside);
-  }
+  refuse_inside(item);
   const int depth = std::max(inner, item.depth() + 1);
   if (depth > kMaxValueDepth) {
     throw Error(ErrorCode::kUnsupported, "a value is nested too deeply; simplify the template");
@@ -31,7 +36,7 @@ bool Value::truthy() const {
   if (text()) return !text()->empty();
   if (list()) return !list()->items.empty();
   if (dict()) return !dict()->items.empty();
-  return name_space() != nullptr || loop() != nullptr;
+  return name_space() != nullptr || loop() != nullptr || macro() != nullptr;
 }
 
 std::string_view Value::type_name() const {
@@ -43,6 +48,7 @@ std::string_view Value::type_name() const {
   if (dict()) return "dict";
   if (name_space()) return "namespace";
   if (loop()) return "loop";
+  if (macro()) return "macro";
   return is_undefined() ? "undefined" : "None";
 }
 
@@ -66,9 +72,7 @@ const Value* Namespace::find(std::string_view key) const {
 }
 
 void Namespace::set(std::string_view key, Value value) {
-  if (value.name_space() != nullptr) {
-    throw Error(ErrorCode::kUnsupported, kInside);
-  }
+  refuse_inside(value);
   items.insert_or_assign(std::string(key), std::move(value));
 }
 

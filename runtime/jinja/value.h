@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -17,6 +18,8 @@ struct List;
 struct Dict;
 struct Namespace;
 struct Loop;
+struct Macro;
+struct Statement;
 
 /// A name or attribute that does not exist; prints as nothing, is false, and may be tested.
 struct Undefined {
@@ -40,6 +43,7 @@ class Value {
   Value(std::shared_ptr<const Dict> value) : data_(std::move(value)) {}
   Value(std::shared_ptr<Namespace> value) : data_(std::move(value)) {}
   Value(std::shared_ptr<const Loop> value) : data_(std::move(value)) {}
+  Value(std::shared_ptr<const Macro> value) : data_(std::move(value)) {}
 
   bool is_none() const { return std::holds_alternative<std::nullptr_t>(data_); }
   bool is_undefined() const { return get<std::shared_ptr<const Undefined>>() != nullptr; }
@@ -57,6 +61,7 @@ class Value {
   const Dict* dict() const { return pointee<std::shared_ptr<const Dict>>(); }
   Namespace* name_space() const { return pointee<std::shared_ptr<Namespace>>(); }
   const Loop* loop() const { return pointee<std::shared_ptr<const Loop>>(); }
+  const Macro* macro() const { return pointee<std::shared_ptr<const Macro>>(); }
   const Undefined* undefined() const { return pointee<std::shared_ptr<const Undefined>>(); }
   std::shared_ptr<const List> shared_list() const {
     const auto* list = get<std::shared_ptr<const List>>();
@@ -83,7 +88,7 @@ class Value {
 
   std::variant<std::nullptr_t, bool, int64_t, double, Text, std::shared_ptr<const Undefined>,
                std::shared_ptr<const List>, std::shared_ptr<const Dict>, std::shared_ptr<Namespace>,
-               std::shared_ptr<const Loop>>
+               std::shared_ptr<const Loop>, std::shared_ptr<const Macro>>
       data_;
 };
 
@@ -121,10 +126,19 @@ struct Loop {
   Value attribute(std::string_view name) const;
 };
 
+using Scope = std::unordered_map<std::string, Value>;
+
+/// What {% macro %} defines. It runs in the scopes of its definition, not in those of its caller.
+/// Like a namespace, it is never inside another value.
+struct Macro {
+  const Statement* definition = nullptr;
+  std::vector<std::shared_ptr<Scope>> scopes;  ///< outermost first
+};
+
 /// No value nests deeper; it is what keeps recursion over values off the end of the stack.
 constexpr int kMaxValueDepth = 64;
 
-/// Throw Error{kInvalidArgument} beyond kMaxValueDepth and for a namespace inside.
+/// Throw Error{kUnsupported} beyond kMaxValueDepth and for a namespace or a macro inside.
 Value make_list(std::vector<Value> items, bool tuple = false);
 Value make_dict(std::vector<std::pair<Value, Value>> items);
 

@@ -21,6 +21,7 @@
 #include "kernels/base/printable.h"
 #include "runtime/loading/config.h"
 #include "runtime/loading/mapped_file.h"
+#include "runtime/loading/quantization.h"
 #include "runtime/loading/safetensors.h"
 
 // A model folder: config.json and its companions as checked JSON, and the tensors of its
@@ -98,6 +99,10 @@ size_t max_bytes_of(std::string_view name) {
 std::shared_ptr<const MappedFile> open_text(const fs::path& folder, const std::string& name) {
   if (!has_entry(folder / name)) return nullptr;
   auto file = map_file(folder, name);
+  if (file->bytes().empty()) {
+    fail(fmt::format("{}: an empty file, as an interrupted copy leaves it; download it again",
+                     (folder / name).string()));
+  }
   if (file->bytes().size() > max_bytes_of(name)) {
     fail(fmt::format("{}: {} bytes long, but at most {} are read; download it again",
                      (folder / name).string(), file->bytes().size(), max_bytes_of(name)));
@@ -219,6 +224,13 @@ void check_folder(const fs::path& folder) {
                     folder.string()));
   }
   if (!has_entry(folder / "config.json")) {
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
+      if (entry.path().extension() != ".gguf") continue;
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("{}: holds {}, and GGUF is not read; give the folder of the "
+                              "safetensors checkpoint that it was made from",
+                              folder.string(), printable(entry.path().filename().string())));
+    }
     fail(
         fmt::format("{}: has no config.json; give the folder of a whole checkpoint, as "
                     "transformers saves it",
@@ -366,6 +378,9 @@ nlohmann::json read_config(const fs::path& folder) {
 
 Checkpoint::Checkpoint(fs::path folder) : state_(std::make_unique<State>(std::move(folder))) {
   state_->config = read_config(state_->folder);
+  // Before the weights: their names and types are the quantizer's.
+  refuse_quantized(state_->folder, state_->config,
+                   [&](const std::string& file) { return read_json(state_->folder, file); });
   state_->open_weights();
 }
 

@@ -25,9 +25,10 @@ class Checkpoint {
   /// (safetensors.h; shard names are plain, every listed tensor is in its shard and in no other)
   /// before any tensor is looked at. Reads no tensor data yet.
   /// Throws Error{kCorruptFile} naming the file and the defect; Error{kUnsupported} for weights
-  /// that exist only in another format (pytorch_model.bin), naming the cure.
-  /// A file that another process truncates while it is mapped ends this process with SIGBUS:
-  /// nothing short of copying every weight would prevent that, and we do not.
+  /// that exist only in another format (pytorch_model.bin) or quantized, naming the cure.
+  /// A file that another process truncates while it is mapped ends this process with SIGBUS, for
+  /// which mapped_file_at() names the file: nothing short of copying every weight would prevent
+  /// that, and we do not.
   explicit Checkpoint(std::filesystem::path folder);
   ~Checkpoint();
   Checkpoint(Checkpoint&&) noexcept;

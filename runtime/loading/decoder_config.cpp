@@ -173,12 +173,14 @@ RopeConfig parse_rope(const ConfigReader& text, const LlamaConfig& llama, Decode
   const bool older = text.has("rope_scaling") && !text.raw("rope_scaling").empty();
   const ConfigReader scaling = text.object(older ? "rope_scaling" : "rope_parameters");
   rope.theta = scaling.number("rope_theta", rope.theta, 1, 1e12);
+  const std::string type = scaling.string("rope_type", scaling.string("type", "default"));
   for (const ConfigReader* reader : {&text, &scaling}) {
-    if (reader->number("partial_rotary_factor", 1, 0, 1) != 1) {
+    // In the reference only scaled RoPE of these decoders reads the key.
+    if (reader->number("partial_rotary_factor", 1, 0, 1) != 1 && type != "default" &&
+        type != "mrope") {
       reader->fail("partial_rotary_factor", "1: rotating some channels of a head is not supported");
     }
   }
-  const std::string type = scaling.string("rope_type", scaling.string("type", "default"));
   const auto read_factor = [&] { rope.factor = scaling.required_number("factor", 1e-6, 1e6); };
   if (decoder == DecoderType::kQwen2Vl || decoder == DecoderType::kQwen3Vl) {
     read_sections(scaling, decoder, rope);
@@ -225,6 +227,22 @@ int context_of(const RopeConfig& rope) {
     positions = std::max(positions, rope.original_max_positions * factor);
   }
   return static_cast<int>(std::min(positions, static_cast<double>(kMaxPositions)));
+}
+
+/// What most of these decoders do not read: a list of words that the reference would refuse, or a
+/// window that is no number, is a damaged file all the same.
+void check_layer_types(const ConfigReader& text, int layers) {
+  text.integer("sliding_window", 0, 0, kMaxPositions);
+  const nlohmann::json& types = text.raw("layer_types");
+  if (types.is_null()) return;
+  const auto is_type = [](const nlohmann::json& type) {
+    return type == "full_attention" || type == "sliding_attention";
+  };
+  if (!types.is_array() || std::ssize(types) != layers ||
+      !std::all_of(types.begin(), types.end(), is_type)) {
+    text.fail("layer_types",
+              fmt::format("full_attention or sliding_attention for each of {} layers", layers));
+  }
 }
 
 }  // namespace
@@ -293,6 +311,7 @@ LlamaConfig parse_decoder_config(const ConfigReader& text, DecoderType type) {
   if (text.boolean("use_sliding_window", false)) {
     text.fail("use_sliding_window", "false: windows of some layers are not supported");
   }
+  check_layer_types(text, llama.layers);
   return llama;
 }
 

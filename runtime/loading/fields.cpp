@@ -18,6 +18,9 @@ Activation parse_activation(const ConfigReader& reader, std::string_view key,
 
 void check_tower(const ConfigReader& vision, int hidden, int heads, int image_size,
                  int patch_size) {
+  if (vision.integer("num_channels", 3, 1, kMaxWidth) != 3) {
+    vision.fail("num_channels", "3: red, green and blue");
+  }
   if (hidden % heads != 0) {
     vision.fail("hidden_size", fmt::format("a multiple of num_attention_heads {}", heads));
   }

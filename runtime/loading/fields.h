@@ -25,8 +25,8 @@ inline int field(const ConfigReader& reader, std::string_view key, int64_t fallb
 Activation parse_activation(const ConfigReader& reader, std::string_view key,
                             std::string_view fallback);
 
-/// Refuses a vision_config whose heads do not divide its width or whose patches are larger than its
-/// pictures.
+/// Refuses a vision_config whose heads do not divide its width, whose patches are larger than its
+/// images or whose images have other channels than red, green and blue.
 void check_tower(const ConfigReader& vision, int hidden, int heads, int image_size, int patch_size);
 
 }  // namespace kvlm

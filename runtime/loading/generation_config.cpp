@@ -108,10 +108,10 @@ LogitRuleOptions parse_rules(const ConfigReader& generation, const std::vector<i
 
 GenerationDefaults parse_generation(const ConfigReader& generation, const ConfigReader& model) {
   GenerationDefaults defaults;
-  append_ids(generation, "eos_token_id", defaults.eos_ids);
-  if (defaults.eos_ids.empty()) append_ids(model, "eos_token_id", defaults.eos_ids);
-  if (defaults.eos_ids.empty()) {
-    append_ids(model.object("text_config"), "eos_token_id", defaults.eos_ids);
+  const ConfigReader text = model.object("text_config");
+  for (const ConfigReader* reader : {&generation, &model, &text}) {
+    const std::vector<int32_t> ids = ids_of(*reader, "eos_token_id");  // of each: none may be odd
+    if (defaults.eos_ids.empty()) defaults.eos_ids = ids;
   }
   defaults.max_tokens =
       static_cast<int>(generation.integer("max_new_tokens", defaults.max_tokens, 1, kMaxPositions));

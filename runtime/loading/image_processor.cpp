@@ -185,8 +185,13 @@ ProcessorFile read_image_processor(const ModelSource& source) {
 ProcessorFile read_video_processor(const ModelSource& source) {
   constexpr const char* kOwn = "video_preprocessor_config.json";
   if (auto nested = nested_processor(source, "video_processor")) return std::move(*nested);
+  if (!source.file(kOwn)) return read_image_processor(source);
   ProcessorFile file{read_json(source, kOwn), kOwn};
-  return file.content.empty() ? read_image_processor(source) : file;
+  if (!file.content.empty()) return file;
+  throw Error(ErrorCode::kCorruptFile,
+              fmt::format("{} is an empty object; expected how videos are resized and normalised: "
+                          "download it again",
+                          kOwn));
 }
 
 PreprocessSpec parse_preprocess(const ConfigReader& processor,

@@ -6,11 +6,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <system_error>
 #include <utility>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 
 namespace kvlm {
 
@@ -56,6 +60,34 @@ const char* cure_of(int error) {
                           std::generic_category().message(error), cure_of(error)));
 }
 
+/// A mapping as mapped_file_at() finds it: `begin` is set last and cleared first.
+struct Mapping {
+  std::atomic<uintptr_t> begin{0};
+  std::atomic<size_t> bytes{0};
+  std::atomic<const char*> name{nullptr};
+};
+/// More than the shards of any model; further files are not found.
+std::array<Mapping, 1024> mappings;
+
+void enter(const void* data, size_t bytes, const char* name) noexcept {
+  constexpr uintptr_t kTaken = 1;  // no address of a mapping
+  for (Mapping& mapping : mappings) {
+    uintptr_t free = 0;
+    if (!mapping.begin.compare_exchange_strong(free, kTaken)) continue;
+    mapping.bytes = bytes;
+    mapping.name = name;
+    mapping.begin = reinterpret_cast<uintptr_t>(data);
+    return;
+  }
+}
+
+void leave(const void* data) noexcept {
+  for (Mapping& mapping : mappings) {
+    uintptr_t begin = reinterpret_cast<uintptr_t>(data);
+    if (mapping.begin.compare_exchange_strong(begin, 0)) return;
+  }
+}
+
 size_t regular_size(const Descriptor& file, const std::string& name) {
   struct stat info {};
   if (::fstat(file.get(), &info) != 0) fail_errno(name, "examine");
@@ -69,7 +101,8 @@ size_t regular_size(const Descriptor& file, const std::string& name) {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::filesystem::path& path, const std::string& name) {
+MappedFile::MappedFile(const std::filesystem::path& path, const std::string& name)
+    : name_(printable(name)) {
   // Non-blocking, so that a named pipe is refused below rather than waited for.
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) fail_errno(name, "open");
@@ -85,10 +118,22 @@ MappedFile::MappedFile(const std::filesystem::path& path, const std::string& nam
     throw Error(ErrorCode::kCorruptFile,
                 fmt::format("{}: changes size while it is opened; wait until it is written", name));
   }
+  enter(data_, bytes_, name_.c_str());
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(data_, bytes_);
+  if (data_ == nullptr) return;
+  leave(data_);
+  ::munmap(data_, bytes_);
+}
+
+const char* mapped_file_at(const void* address) noexcept {
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  for (const Mapping& mapping : mappings) {
+    const uintptr_t begin = mapping.begin;
+    if (begin > 1 && at >= begin && at - begin < mapping.bytes) return mapping.name;
+  }
+  return nullptr;
 }
 
 void MappedFile::read_ahead() const noexcept {

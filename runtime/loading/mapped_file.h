@@ -26,8 +26,14 @@ class MappedFile {
   void read_ahead() const noexcept;
 
  private:
+  std::string name_;      // fit for messages
   void* data_ = nullptr;  // read-only, whatever the type that munmap takes says
   size_t bytes_ = 0;
 };
+
+/// The mapped file that has this address, by the name of its messages; null if none has. For a
+/// handler of SIGBUS, which is what reading a file costs that somebody else has cut meanwhile:
+/// touches no lock and allocates nothing.
+const char* mapped_file_at(const void* address) noexcept;
 
 }  // namespace kvlm

@@ -122,6 +122,43 @@ std::optional<HubName> parse_hub_name(std::string_view name) {
   return hub;
 }
 
+/// The name of a folder of the hub's cache: models--ORG--NAME.
+std::optional<HubName> parse_repository(std::string_view folder) {
+  constexpr std::string_view kModels = "models--";
+  if (!folder.starts_with(kModels)) return std::nullopt;
+  folder.remove_prefix(kModels.size());
+  const size_t split = folder.find("--");
+  if (split == std::string_view::npos) return std::nullopt;
+  return parse_hub_name(fmt::format("{}/{}", folder.substr(0, split), folder.substr(split + 2)));
+}
+
+/// What people paste: a page of the hub, a name with a slash at its end, a folder of its cache.
+std::optional<HubName> parse_pasted_name(std::string_view name) {
+  for (const std::string_view page : {"https://", "huggingface.co/", "hf.co/"}) {
+    if (name.starts_with(page)) name.remove_prefix(page.size());
+  }
+  while (name.ends_with('/')) name.remove_suffix(1);
+  const std::optional<HubName> repository = parse_repository(name);
+  return repository ? repository : parse_hub_name(name);
+}
+
+[[noreturn]] void refuse_file(const fs::path& path) {
+  const std::string extension = path.extension().string();
+  if (extension == ".gguf") {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("{}: GGUF is not read; give the folder of the safetensors checkpoint "
+                            "that it was made from",
+                            shown(path)));
+  }
+  const fs::path parent = path.parent_path();
+  if (extension == ".safetensors" || extension == ".json") {
+    fail(fmt::format("{}: is one file of a checkpoint; give its folder, {}", shown(path),
+                     parent.empty() ? "." : shown(parent)));
+  }
+  fail(fmt::format("{}: is a file; give the folder that holds config.json and the weights",
+                   shown(path)));
+}
+
 /// The folders that may hold the Hugging Face cache, most specific first.
 std::vector<fs::path> hub_caches(const Environment& environment) {
   const auto read = [&](std::string_view variable) -> std::optional<fs::path> {
@@ -160,8 +197,19 @@ std::string family_advice(const HubName& hub) {
   constexpr auto kOthers = std::to_array<std::string_view>(
       {"qwen-vl", "omni", "30b-a3b", "235b-a22b", "llava-next-video", "smolvlm", "idefics",
        "paligemma", "pixtral", "minicpm", "molmo"});
-  const auto other = std::ranges::find_if(
-      kOthers, [&](std::string_view word) { return name.find(word) != std::string::npos; });
+  const auto is_in_name = [&](std::string_view word) {
+    return name.find(word) != std::string::npos;
+  };
+  constexpr auto kQuantized = std::to_array<std::string_view>(
+      {"gguf", "awq", "gptq", "bnb-4bit", "-fp8", "-int4", "-int8", "w4a16", "w8a8", "exl2"});
+  const auto quantized = std::ranges::find_if(kQuantized, is_in_name);
+  if (quantized != kQuantized.end()) {
+    return fmt::format(
+        "its name says {}, quantized weights, which are not supported; use the 16-bit checkpoint "
+        "that they were made from",
+        *quantized);
+  }
+  const auto other = std::ranges::find_if(kOthers, is_in_name);
   if (other != kOthers.end()) {
     return fmt::format(
         "its name says {}, a family that is not supported; supported are {} (such as "
@@ -265,12 +313,15 @@ std::filesystem::path find_model(const std::string& name, const std::filesystem:
     throw Error(ErrorCode::kInvalidArgument,
                 "the model name is empty; give a folder, org/name or pocket");
   }
-  if (is_folder(name)) return name;
-  if (is_present(name)) {
-    fail(fmt::format("{}: is a file; give the folder that holds config.json and the weights",
-                     shown(name)));
+  if (is_folder(name)) {
+    const fs::path folder =
+        fs::path(name).has_filename() ? fs::path(name) : fs::path(name).parent_path();
+    const std::optional<HubName> cached = parse_repository(folder.filename().string());
+    const bool repository = cached && !is_present(folder / "config.json");
+    return repository ? find_snapshot(folder, *cached) : fs::path(name);
   }
-  const std::optional<HubName> hub = parse_hub_name(name);
+  if (is_present(name)) refuse_file(name);
+  const std::optional<HubName> hub = parse_pasted_name(name);
   if (!hub) {
     throw Error(ErrorCode::kCorruptFile,
                 fmt::format("there is no model {}: no folder has that name, and it is neither "

@@ -9,7 +9,10 @@ namespace kvlm {
 
 nlohmann::json read_json(const ModelSource& source, const std::string& file) {
   const auto text = source.file(file);
-  return text ? parse_json(*text, file) : nlohmann::json::object();
+  if (!text) return nlohmann::json::object();
+  nlohmann::json content = parse_json(*text, file);
+  ConfigReader(content, file);  // refuses what is no object
+  return content;
 }
 
 void refuse_unused(const LoadOptions& options, std::string_view family, UnusedOptions unused) {

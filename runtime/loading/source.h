@@ -42,6 +42,9 @@ struct LoadOptions {
   /// Qwen2.5-VL clip; what a Qwen3-VL clip may have in all stays as its file says (Qwen-VL).
   std::optional<int64_t> min_pixels;
   std::optional<int64_t> max_pixels;
+  /// Positions of Qwen2-VL and Qwen2.5-VL videos as transformers from 5.3 has them, for goldens;
+  /// without it as the models were trained (MropeRule).
+  bool transformers5 = false;
 };
 
 /// Options of pictures that a family has no use for.
@@ -57,7 +60,8 @@ struct UnusedOptions {
 /// Throws Error{kInvalidArgument} naming the option if one of `unused` is given.
 void refuse_unused(const LoadOptions& options, std::string_view family, UnusedOptions unused);
 
-/// A JSON file of the source; absent reads as an empty object.
+/// A JSON file of the source; absent reads as an empty object. Throws Error{kCorruptFile} for one
+/// that holds no object.
 nlohmann::json read_json(const ModelSource& source, const std::string& file);
 
 }  // namespace kvlm

@@ -112,7 +112,14 @@ TEST(ChatTemplate, PassesOnTheTemplatesOwnWords) {
 
 TEST(ChatTemplate, NamesWhatIsNotBuiltWithItsLine) {
   for (const auto& [source, word] : std::vector<std::pair<std::string, std::string>>{
-           {"\n{% macro f(x) %}{% endmacro %}", "{% macro %}"},
+           {"\n{% call f(x) %}{% endcall %}", "{% call %}"},
+           {"\n{% macro f(x) %}{{ varargs }}{% endmacro %}", "the name varargs in a macro"},
+           {"\n{% macro f(x) %}{{ kwargs }}{% endmacro %}", "the name kwargs in a macro"},
+           {"\n{% macro f(x) %}{{ caller() }}{% endmacro %}", "caller"},
+           {"\n{% macro f(x) %}{% endmacro %}{{ [f] }}", "a macro inside another value"},
+           {"\n{% macro f(x) %}{% endmacro %}{% set n = namespace(f=f) %}", "a macro inside"},
+           {"\n{% macro f(x) %}{% endmacro %}{% set g = f %}{{ g(1) }}", "g()"},
+           {"\n{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "a macro does that calls itself"},
            {"\n{% include 'x' %}", "{% include %}"},
            {"\n{{ strftime_now('%Y') }}", "strftime_now()"},
            {"\n{{ cycler(1) }}", "cycler()"},
@@ -170,7 +177,13 @@ TEST(ChatTemplate, StopsHostileTemplates) {
       repeated("{% for x in y %}", 20000),
       "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor "
       "%}",
+      "{% macro f(x) %}{{ f([x]) }}{% endmacro %}{{ f(1) }}",
+      "{% macro f(n) %}{% for x in [1] %}{% set y %}{{ f(n) | upper ~ 'a' }}{% endset %}{% endfor "
+      "%}"
+      "{% endmacro %}{{ f(1) }}",
       // Too long.
+      "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+      "{% for a in range(1000000) %}{% macro f() %}{% endmacro %}{% endfor %}",
       "{% for a in range(100000000) %}{% endfor %}",
       "{% set r = range(5000) %}{% for a in r %}{% for b in r %}{% for c in r %}{% endfor %}"
       "{% endfor %}{% endfor %}",

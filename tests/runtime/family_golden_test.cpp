@@ -28,7 +28,9 @@ constexpr double kFeatureGate = 1e-4;  // relative to max(1, deviation of the re
 
 class FamilyGolden : public testing::TestWithParam<GoldenCase>, protected test::GoldenRun {
  protected:
-  FamilyGolden() : GoldenRun(GetParam(), std::make_shared<const LoadedModel>(GetParam().folder)) {}
+  FamilyGolden()
+      : GoldenRun(GetParam(), std::make_shared<const LoadedModel>(GetParam().folder,
+                                                                  test::reference_options())) {}
 
   static double feature_gate(std::span<const float> reference) {
     return kFeatureGate * std::max(1.0, deviation(reference));

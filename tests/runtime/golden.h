@@ -158,6 +158,13 @@ class LoadedModel {
   std::unique_ptr<Model> model_;
 };
 
+/// As the reference that made the goldens has it.
+inline LoadOptions reference_options() {
+  LoadOptions options;
+  options.transformers5 = true;
+  return options;
+}
+
 /// One case of a golden folder (tests/golden/README.md). A folder without goldens of its own is
 /// compared with those of the folder that its manifest names.
 struct GoldenCase {

@@ -32,13 +32,105 @@ LINES = """\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
 """
 
+# What thinking models use of the language: a macro that counts images in a namespace outside it.
+THINKING = """\
+{%- set images = namespace(seen=0) %}
+{%- set clips = namespace(seen=0) %}
+{%- macro written(content, number, quiet=false) %}
+    {%- if content is string %}
+        {{- content }}
+    {%- elif content is iterable and content is not mapping %}
+        {%- for item in content %}
+            {%- if 'image' in item or item.type == 'image' %}
+                {%- if quiet %}
+                    {{- raise_exception('An instruction has an image.') }}
+                {%- endif %}
+                {%- if number %}
+                    {%- set images.seen = images.seen + 1 %}
+                {%- endif %}
+                {%- if add_vision_id %}Picture {{ images.seen }}: {% endif -%}
+                <|vision_start|><|image_pad|><|vision_end|>
+            {%- elif item.type == 'video' %}
+                {%- if number %}{% set clips.seen = clips.seen + 1 %}{% endif %}
+                {%- if add_vision_id %}Video {{ clips.seen }}: {% endif -%}
+                <|vision_start|><|video_pad|><|vision_end|>
+            {%- elif 'text' in item %}
+                {{- item.text }}
+            {%- else %}
+                {{- raise_exception('Unexpected item.') }}
+            {%- endif %}
+        {%- endfor %}
+    {%- elif content is none or content is undefined %}
+        {{- '' }}
+    {%- endif %}
+{%- endmacro %}
+{%- if messages and messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + written(messages[0].content, false, true)|trim + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set last = namespace(found=false, index=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- if not last.found and message.role == 'user' %}
+        {%- set text = written(message.content, number=false) %}
+        {%- if not(text.startswith('<tool_response>') and text.endswith('</tool_response>')) %}
+            {%- set last.found = true %}
+            {%- set last.index = (messages|length - 1) - loop.index0 %}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = written(message.content, True) %}
+    {%- if message.role == 'user' %}
+        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set thoughts = '' %}
+        {%- if '</think>' in content %}
+            {%- set thoughts = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {%- if loop.index0 > last.index and (loop.last or thoughts) %}
+            {{- '<|im_start|>' + message.role + '\\n<think>\\n' + thoughts.strip('\\n') + '\\n</think>\\n\\n' + content }}
+        {%- else %}
+            {{- '<|im_start|>' + message.role + '\\n' + content }}
+        {%- endif %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n<think>\\n' }}
+{%- endif %}
+"""
+# A macro for each part of a turn, one calls another, defined in a block and after a use by name.
+PARTS = """\
+{% macro turn(message) %}
+[{{ message.role }}]
+{{ parts(message.content, sep='|') }}
+{% endmacro %}
+{% if messages %}
+  {% macro parts(items, sep=', ', shout=not items) %}
+    {%- for item in items %}
+      {%- if item.type == 'text' %}{{ part(item.text) }}{% else %}<{{ item.type }}>{% endif %}
+      {%- if not loop.last %}{{ sep }}{% endif %}
+    {%- endfor %}
+    {%- if shout %}!{% endif %}
+  {% endmacro %}
+{% endif %}
+{% macro part(text) -%}
+  {% set text = text | trim %}
+  {{ text }}
+{%- endmacro %}
+{% for message in messages %}
+{{ turn(message) | trim }}
+{% endfor %}
+{% if add_generation_prompt %}{{ turn({'role': 'assistant', 'content': []}) }}{% endif %}
+"""
+
 MODELS = {"llava15": templates.LLAVA15, "next_vicuna": templates.NEXT_VICUNA,
           "next_mistral": templates.NEXT_MISTRAL, "next_34b": templates.NEXT_34B,
           "next_72b": templates.NEXT_72B, "onevision": templates.ONEVISION,
           "qwen2_vl": templates.QWEN2_VL, "qwen3_vl": templates.QWEN3_VL,
-          "internvl": templates.INTERNVL, "lines": LINES}
+          "internvl": templates.INTERNVL, "lines": LINES, "thinking": THINKING, "parts": PARTS}
 # Templates that number pictures and clips when asked.
-NUMBERED = ("qwen2_vl", "qwen3_vl")
+NUMBERED = ("qwen2_vl", "qwen3_vl", "thinking")
 
 
 def text(value):
@@ -50,6 +142,11 @@ CHATS = {
     "one": [{"role": "user", "content": [IMAGE, text("What is shown in this image?")]}],
     "text": [{"role": "user", "content": [text("Hi \u00e9\u4f60 {{ x }} {% y %}\n")]}],
     "late": [{"role": "user", "content": [text("Compare"), IMAGE, text("and"), IMAGE, VIDEO]}],
+    "thoughts": [{"role": "user", "content": [IMAGE, text("One?")]},
+                 {"role": "assistant",
+                  "content": [text("<think>\nIs it?\n</think>\n\nIt is one.")]},
+                 {"role": "user", "content": [text("<tool_response>1</tool_response>")]},
+                 {"role": "assistant", "content": [text("<think>\nSure.\n</think>\n\nYes.")]}],
     "turns": [{"role": "user", "content": [IMAGE, text("One?")]},
               {"role": "assistant", "content": [text(" It is one. ")]},
               {"role": "user", "content": [text("Two?")]}],
@@ -192,6 +289,64 @@ x{# a comment {{ y }} {% z %} #}y
 {% break %}
 {# open
 {% set true = 1 %}{{ true }}
+{% macro m() %}x{% endmacro %}{{ m() }}{{ m() | upper }}[{{ m }}]{{ m is defined }}{{ m is string }}{{ m() is string }}
+{% macro m(a, b='B', c=a ~ b) %}{{ a }}{{ b }}{{ c }};{% endmacro %}{{ m(1) }}{{ m(1, 2) }}{{ m(1, c=3) }}{{ m(b=2, a=1) }}{{ m(c='c', a='a') }}{{ m() }}
+{% macro m(a) %}{{ a is defined }}{{ a }}{% endmacro %}{{ m() }}{{ m(nothing) }}{{ m(none) }}{{ m(false) }}
+{% macro m(a, b=c, c=a) %}{{ a }},{{ b }},{{ c }};{% endmacro %}{{ m(1) }}{{ m(1, c=2) }}{% set c = 9 %}{{ m(1) }}
+{% macro m(a=a) %}{{ a }}.{% endmacro %}{% set a = 1 %}{{ m() }}{{ m(2) }}
+{% macro m(a) %}{{ a.b }}{% endmacro %}{{ m() }}
+{% macro m(a) %}x{% endmacro %}{{ m(1, 2) }}
+{% macro m(a) %}x{% endmacro %}{{ m(1, a=2) }}
+{% macro m(a) %}x{% endmacro %}{{ m(b=2) }}
+{% macro m(a) %}x{% endmacro %}{{ m(a=1, a=2) }}
+{% macro m(a, a) %}x{% endmacro %}{{ m(1, 2) }}
+{% macro m(a=1, b) %}x{% endmacro %}{{ m(1, 2) }}
+{% macro m(a,) %}x{% endmacro %}{{ m(1) }}
+{% macro m %}x{% endmacro %}{{ m() }}
+{% macro m() %}x
+{% macro m() %}x{% endmacro m %}{{ m() }}
+{% macro () %}x{% endmacro %}
+{% macro m() %}x{% endmacro %}{{ m( }}
+{% endmacro %}
+{{ m() }}{% macro m() %}x{% endmacro %}
+{% if 0 %}{% macro m() %}x{% endmacro %}{% endif %}{{ m is defined }}
+{% if 0 %}{% macro m() %}x{% endmacro %}{% endif %}{{ m() }}
+{% if 1 %}{% macro m() %}x{% endmacro %}{% else %}{% macro m() %}y{% endmacro %}{% endif %}{{ m() }}
+{% macro m() %}x{% endmacro %}{{ m() }}{% macro m() %}y{% endmacro %}{{ m() }}
+{% macro m() %}x{% endmacro %}{% set m = 1 %}{{ m }}{{ m() }}
+{% set x = 1 %}{% macro m() %}{{ x }}{% set x = 2 %}{{ x }}{% endmacro %}{{ m() }}{{ x }}{{ m() }}
+{% macro m() %}{{ x }}{% endmacro %}{{ m() }}{% set x = 1 %}{{ m() }}{% set x = 2 %}{{ m() }}
+{% macro m() %}[{{ x }}]{% endmacro %}{% for x in [1, 2] %}{{ m() }}{% endfor %}
+{% set x = 0 %}{% macro m() %}[{{ x }}]{% endmacro %}{% for x in [1, 2] %}{{ x }}{{ m() }}{% endfor %}
+{% for x in [1, 2] %}{% macro m(y) %}{{ x }}{{ y }}{% endmacro %}{{ m('a') }}{{ m('b') }}{% endfor %}{{ m is defined }}
+{% for x in [1, 2] %}{% macro m() %}{{ loop.index }}{{ x }}{% endmacro %}{{ m() }}{% endfor %}
+{% macro m() %}{{ loop is defined }}{% endmacro %}{% for x in [1] %}{{ m() }}{% endfor %}
+{% macro m(x) %}{% for y in x %}{{ y }}{{ loop.index }}{% if y == 2 %}{% break %}{% endif %}{% endfor %}{% endmacro %}{{ m([1, 2, 3]) }}
+{% for x in [1, 2] %}{% macro m() %}{% break %}{% endmacro %}{{ m() }}{% endfor %}
+{% macro a() %}{% macro b() %}b{{ x }}{% endmacro %}{{ b() }}{% endmacro %}{% set x = 1 %}{{ a() }}{{ b is defined }}
+{% macro a(x) %}{% macro b(y) %}{{ x }}{{ y }}{% endmacro %}{{ b(2) }}{{ b(3) }}{% endmacro %}{{ a(1) }}{{ a(4) }}
+{% macro f(n) %}{{ n }}{% if n %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(5) }}
+{% macro even(n) %}{{ 'even' if n == 0 else odd(n - 1) }}{% endmacro %}{% macro odd(n) %}{{ 'odd' if n == 0 else even(n - 1) }}{% endmacro %}{{ even(7) }}{{ odd(7) }}
+{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}
+{% macro f() %}{{ g() }}{% endmacro %}{% macro g() %}{{ f() }}{% endmacro %}{{ g() }}
+{% macro call(f, x) %}{{ f(x) }}{% endmacro %}{% macro f(x) %}<{{ x }}>{% endmacro %}{{ call(f, 1) }}
+{% set ns = namespace(n=0) %}{% macro m(by=1) %}{% set ns.n = ns.n + by %}{% endmacro %}{{ m() }}{{ m(by=3) }}{{ ns.n }}
+{% macro m() %}a{% endmacro %}{% set x = m() ~ 'b' %}{{ x }}{{ x | length }}{{ (m() + 'c') * 2 }}{{ 'a' == m() }}
+{% macro m() %}  a  {% endmacro %}[{{ m() }}][{{ m() | trim }}][{{ m().strip() }}]
+{% macro range(n) %}mine {{ n }}{% endmacro %}{{ range(2) }}
+{% macro m(x) %}{{ x }}{% endmacro %}{{ m(x='a') if m else 'no' }}{{ m == m }}{{ m != 1 }}
+{% macro m() %}x{% endmacro %}{{ m | length }}
+{% macro m() %}x{% endmacro %}{% for c in m %}{{ c }}{% endfor %}
+{% macro m() %}x{% endmacro %}{{ m + 'y' }}
+{% macro m() %}x{% endmacro %}{{ m | tojson }}
+{% set block %}{% macro m() %}x{% endmacro %}{{ m() }}{% endset %}{{ block }}{{ m is defined }}
+{% generation %}{% macro m() %}x{% endmacro %}{{ m() }}{% endgeneration %}{{ m is defined }}
+{% macro m(messages) %}{{ messages }}{% endmacro %}{{ m('mine') }}{{ messages | length }}
+{% macro m() %}{{ bos_token }}{{ messages | length }}{{ nothing }}{% endmacro %}{{ m() }}
+{% macro m() %}{{ raise_exception('from a macro') }}{% endmacro %}{{ m() }}
+{% macro m(a) %}{% set a = a + 1 %}{{ a }}{% endmacro %}{{ m(1) }}{{ m(1) }}
+{% macro varargs() %}x{% endmacro %}{{ varargs() }}
+{% macro m(kwargs) %}{{ kwargs }}{% endmacro %}{{ m(1) }}
 """.strip("\n").split("\n")
 
 BLOCKS = [
@@ -212,6 +367,11 @@ BLOCKS = [
     "a\u00a0\n\u00a0{% if 1 %}b{% endif %}",
     "{{- 'x' }} \n {{- 'y' -}} \n z",
     "a{#- x #}\n  {#- y -#}\n b {# z #}\nc",
+    "{% macro m(a) %}\n  a {{ a }}\n{% endmacro %}\n[{{ m(1) }}]\n",
+    "{%- macro m(a) -%}\n  a {{ a }}\n{%- endmacro -%}\n\n[{{ m(1) }}]\n",
+    "  {% macro m(a) %}{{ a }}  \n  {% endmacro %}  \n x {{- m(1) -}} y",
+    "{%+ macro m(\n  a,\n  b='x'\n) +%}\n{{ a -}}\n {{ b }}\n{% endmacro %}\n\n{{ m(\n 1\n) }}",
+    "{% if 1 %}\n  {% macro m() %}\n  {% if 1 -%}\n    x\n  {%- endif %}\n  {% endmacro %}\n{% endif %}\n{{ m() }}|",
     "{{ '{{' }}{{ '}}' }}{{ '%}' }}{% if '%}' == '%}' %}ok{% endif %}",
     "{ % } } { # {",
     "{{ {'a':{'b':1}}}}",

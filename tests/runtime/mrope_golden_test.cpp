@@ -74,7 +74,7 @@ TEST_P(MropeGolden, PositionsEqualTheReference) {
       }
       row = end;
     }
-    const PromptPositions found = mrope_positions(spans, MropeAdvance::kLongestSide);
+    const PromptPositions found = mrope_positions(spans, MropeRule::kTransformers5);
     const std::vector<int64_t> expected = tensors.integers(name + "position_ids");
     ASSERT_EQ(found.rows.size() * 3, expected.size()) << name;
     for (size_t row = 0; row < found.rows.size(); ++row) {

@@ -16,4 +16,8 @@ void vprint_message(fmt::string_view format, fmt::format_args arguments) noexcep
   }
 }
 
+void print_warnings(std::span<const std::string> warnings) noexcept {
+  for (const std::string& warning : warnings) print_message("vlm-run: warning: {}\n", warning);
+}
+
 }  // namespace kvlm

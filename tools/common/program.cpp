@@ -12,11 +12,14 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 
 #include "kernels/base/error.h"
 #include "kernels/base/queue.h"
+#include "kernels/cpu/multiplying.h"
 #include "kernels/cpu_target.h"
+#include "runtime/loading/mapped_file.h"
 #include "tools/common/messages.h"
 #include "tools/common/version.h"
 
@@ -32,6 +35,45 @@ std::atomic<bool> told_to_end{false};
 void on_interrupt(int signal) {
   if (signal != SIGINT) told_to_end = true;
   if (interrupts.fetch_add(1) > 0) _exit(kExitInterrupted);
+}
+
+// For the handler below.
+const char* program_name = "kvlm";
+
+void write_error(const char* text) noexcept {
+  static_cast<void>(::write(2, text, std::strlen(text)) + 1);
+}
+
+/// A file of weights that is cut while it is mapped. Anything else dies as it would without.
+void on_bus_error(int signal, siginfo_t* info, void* /*context*/) {
+  const char* file = mapped_file_at(info->si_addr);
+  if (file == nullptr) {
+    std::signal(signal, SIG_DFL);  // which the same instruction meets next
+    return;
+  }
+  write_error(program_name);
+  write_error(": ");
+  write_error(file);
+  write_error(
+      ": became shorter while it was in use, or its disk fails; write the whole file again and "
+      "start anew\n");
+  _exit(kExitFailed);
+}
+
+/// The matrix library without memory. Any other abort goes on when this returns.
+void on_abort(int /*signal*/) {
+  if (!cpu::is_multiplying()) return;
+  write_error(program_name);
+  write_error(
+      ": there is no memory for the buffers of matrix products; use fewer threads (-t), a smaller "
+      "model, batch or cache, or raise the limit of memory (ulimit -v)\n");
+  _exit(kExitFailed);
+}
+
+void handle(int signal, void (*handler)(int)) {
+  struct sigaction action {};
+  action.sa_handler = handler;
+  sigaction(signal, &action, nullptr);
 }
 
 void report(std::string_view program, std::string_view message) noexcept {
@@ -67,8 +109,14 @@ std::filesystem::path shipped(std::string_view name) {
 
 }  // namespace
 
-int run_program(std::string_view program, const std::function<int()>& body) {
+int run_program(const char* program, const std::function<int()>& body) {
   fill_standard_streams();
+  program_name = program;
+  struct sigaction action {};
+  action.sa_sigaction = on_bus_error;
+  action.sa_flags = SA_SIGINFO;
+  sigaction(SIGBUS, &action, nullptr);
+  handle(SIGABRT, on_abort);
   try {
     const int status = body();
     const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
@@ -95,14 +143,10 @@ int run_program(std::string_view program, const std::function<int()>& body) {
 }
 
 void catch_interrupts() {
-  struct sigaction action {};
-  action.sa_handler = on_interrupt;  // no SA_RESTART: a read at a prompt returns
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-  struct sigaction ignore {};
-  ignore.sa_handler = SIG_IGN;  // a closed pipe is reported by the write, not by death
-  sigaction(SIGPIPE, &ignore, nullptr);
-  sigaction(SIGXFSZ, &ignore, nullptr);  // nor is a limit on the size of files
+  handle(SIGINT, on_interrupt);  // no SA_RESTART: a read at a prompt returns
+  handle(SIGTERM, on_interrupt);
+  handle(SIGPIPE, SIG_IGN);  // a closed pipe is reported by the write, not by death
+  handle(SIGXFSZ, SIG_IGN);  // nor is a limit on the size of files
 }
 
 bool interrupted() noexcept { return interrupts.load() > 0; }

@@ -13,8 +13,9 @@ namespace kvlm {
 
 /// Runs a program's body, reports an Error as one line "PROGRAM: SENTENCE" on stderr, and returns
 /// the exit status: 0 done, 1 a run-time failure, 2 usage, 130 interrupted. A standard stream that
-/// is closed stays unusable but is taken, so that no file is opened in its place.
-int run_program(std::string_view program, const std::function<int()>& body);
+/// is closed stays unusable but is taken, so that no file is opened in its place. Weights that
+/// somebody cuts meanwhile end the process with such a line too.
+int run_program(const char* program, const std::function<int()>& body);
 
 /// Ctrl+C and SIGTERM: the first asks the program to finish what it is at and leave; the second
 /// ends it at once. A closed pipe and a limit on the size of files become failed writes.

@@ -9,6 +9,7 @@
 #include "kvcache/make_cache.h"
 #include "kvcache/planner.h"
 #include "runtime/family.h"
+#include "runtime/key_biases.h"
 #include "runtime/loading/checkpoint.h"
 #include "runtime/loading/model_path.h"
 #include "runtime/policy_profile.h"
@@ -97,6 +98,7 @@ struct Session::State {
   std::unique_ptr<Model> model;
   double load_ms = 0;
   size_t weight_bytes = 0;
+  std::vector<std::string> warnings;
 };
 
 Session::Session(const SessionOptions& options, std::unique_ptr<Model> model)
@@ -143,6 +145,11 @@ Session::Session(const SessionOptions& options, Watch* watch) {
     require(weight_bytes, mapped ? weight_bytes : 0);
     source = options.dry ? open_files(*state_->checkpoint, options.model)
                          : open_source(*state_->checkpoint, options.model);
+    if (!options.dry) {
+      state_->warnings = state_->checkpoint->warnings();
+      std::string bias = loud_key_bias(source.weights, *state_->plan);
+      if (!bias.empty()) state_->warnings.push_back(std::move(bias));
+    }
   }
   if (options.dry) source.weights = blank_weights(load.dtype.value_or(DType::kBF16));
   const Family& family = family_of(source.config, options.model);
@@ -162,6 +169,7 @@ Stream& Session::stream() noexcept { return state_->stream; }
 std::shared_ptr<const CachePlan> Session::plan() const noexcept { return state_->plan; }
 double Session::load_ms() const noexcept { return state_->load_ms; }
 size_t Session::weight_bytes() const noexcept { return state_->weight_bytes; }
+const std::vector<std::string>& Session::warnings() const noexcept { return state_->warnings; }
 Device Session::device() const noexcept { return state_->device; }
 int Session::threads() const noexcept { return state_->pool.threads(); }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kvcache/cache_plan.h"
 #include "kvcache/kv_cache.h"
@@ -49,6 +50,9 @@ class Session {
   double load_ms() const noexcept;
   /// Of the weights in the type that they are asked for.
   size_t weight_bytes() const noexcept;
+  /// What of the checkpoint, or of it under this cache spec, is not as it should be, a sentence
+  /// each.
+  const std::vector<std::string>& warnings() const noexcept;
   int threads() const noexcept;
   Device device() const noexcept;
   /// A cache for `sequences` sequences of up to `rows` tokens each; with `bytes` an arena of that

@@ -106,6 +106,8 @@ class Batch {
     int key;
     std::shared_ptr<const Record> record;
     std::vector<Clip> clips;
+    int max_tokens;
+    std::vector<std::string> warnings;
     size_t tokens = 1;  // made, the prefill's included
   };
 
@@ -148,10 +150,12 @@ class Batch {
       room_.begin(prompt_tokens);
       say_size(prompt_tokens, max_tokens);
       if (ahead_) next_record = prepared_.after_front();
+      std::vector<std::string> warnings = prepared.request.warnings;
       const int key = generator().admit(std::move(prepared.request), {},
                                         next_record != nullptr ? &next_record->request : nullptr);
       note_memory();
-      running_.push_back({key, record, std::move(prepared.clips)});
+      running_.push_back(
+          {key, record, std::move(prepared.clips), max_tokens, std::move(warnings)});
     } catch (const std::exception&) {
       if (interrupted() && is_cancellation(std::current_exception()))
         return false;  // the next run's
@@ -231,6 +235,11 @@ class Batch {
         continue;
       }
       Json json = result_json(result, session_, session_.model(), room_.spec(), entry->clips);
+      for (std::string& warning :
+           full_context_warning(result, session_.model(), entry->max_tokens)) {
+        entry->warnings.push_back(std::move(warning));
+      }
+      if (!entry->warnings.empty()) json["warnings"] = entry->warnings;
       // Steps are shared, so that the rate of one record would be no rate of anything.
       if (room_.most() > 1) json["timings"].erase("decode_tps");
       log_.add_answer(*entry->record, std::move(json));

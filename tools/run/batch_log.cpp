@@ -76,6 +76,7 @@ void BatchLog::add_answer(const Record& record, Json result) {
   Json json{{"id", record.id}};
   if (options_.lean) {
     json.update({{"text", result["text"]}, {"finish_reason", result["finish_reason"]}});
+    if (result.contains("warnings")) json["warnings"] = result["warnings"];
   } else {
     json.update(result);
     json.update(asked_of(record));

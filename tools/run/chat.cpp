@@ -10,6 +10,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
+#include "runtime/placeholders.h"
 #include "runtime/prompt.h"
 #include "tools/common/lines.h"
 #include "tools/common/messages.h"
@@ -19,6 +20,7 @@
 #include "tools/run/chat_line.h"
 #include "tools/run/line_editor.h"
 #include "tools/run/picture_hint.h"
+#include "tools/run/report.h"
 #include "vision/image.h"
 
 // `vlm-run --chat`: a conversation with one cached sequence. Lines that begin with '/' are commands
@@ -73,6 +75,8 @@ class Chat {
     request.messages.push_back(next_message(text, fresh_clips_));
     request.images = images_;
     request.videos = clips_;
+    print_warnings(foreign_placeholders(session_.model(), {&request.messages.back(), 1}));
+    const int max_tokens = request.max_tokens;
     const std::vector<ChatMessage> asked = request.messages;
     const auto print = [](std::string_view piece) {
       std::fwrite(piece.data(), 1, piece.size(), stdout);
@@ -104,6 +108,7 @@ class Chat {
     std::fputc('\n', stdout);
     std::fflush(stdout);
     if (result.finish_reason == "cancelled" && !options_.quiet) print_message("(stopped)\n");
+    print_warnings(full_context_warning(result, session_.model(), max_tokens));
     messages_ = asked;
     fresh_images_ = fresh_clips_ = 0;
     messages_.push_back({"assistant", {{ContentItem::Kind::kText, result.text}}});

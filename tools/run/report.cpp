@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include "kernels/base/human_bytes.h"
+#include "kernels/base/printable.h"
+#include "runtime/prompt.h"
 #include "tools/common/memory.h"
 #include "tools/common/program.h"
 #include "tools/run/videos.h"
@@ -55,6 +57,16 @@ nlohmann::ordered_json result_json(const GenerationResult& result, const Session
   json["memory"] = memory_json(session.device(), model);
   json["version"] = version_line();
   return json;
+}
+
+std::vector<std::string> full_context_warning(const GenerationResult& result, Model& model,
+                                              int max_tokens) {
+  if (result.finish_reason != "length" || std::ssize(result.tokens) >= max_tokens) return {};
+  const int context = model.decoder().max_positions();
+  return {fmt::format(
+      "the answer ends after {} tokens, where the context of {}, {} tokens{}, is "
+      "full; use fewer images or a shorter prompt",
+      result.tokens.size(), printable(model.name()), context, window_note(model, context))};
 }
 
 std::string summary(const GenerationResult& result, const Session& session, const Model& model,

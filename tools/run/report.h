@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "runtime/generator.h"
 #include "tools/common/session.h"
@@ -14,6 +15,10 @@ namespace kvlm {
 nlohmann::ordered_json result_json(const GenerationResult& result, const Session& session,
                                    const Model& model, const std::string& spec,
                                    std::span<const Clip> clips);
+
+/// Why the answer ended before max_tokens, if its context was full: at most one sentence.
+std::vector<std::string> full_context_warning(const GenerationResult& result, Model& model,
+                                              int max_tokens);
 
 /// The four lines that follow an answer on stderr, and one for each video.
 std::string summary(const GenerationResult& result, const Session& session, const Model& model,

@@ -42,6 +42,7 @@ struct UnbuiltDecoder {
 constexpr std::array kUnbuilt = {
     UnbuiltDecoder{{"Qwen3MoeForCausalLM", "qwen3_moe"}, "a mixture of experts"},
     UnbuiltDecoder{{"GptOssForCausalLM", "gpt_oss"}, "a mixture of experts"},
+    UnbuiltDecoder{{"InternLM3ForCausalLM", "internlm3"}, "the decoder of InternVL3-9B"},
     UnbuiltDecoder{{"Phi3ForCausalLM", "phi3"}, "a decoder with its own positions (longrope)"},
 };
 
@@ -194,10 +195,16 @@ InternVlHfConfig parse_internvl_config(const ConfigReader& config) {
   keys.absent.qkv_bias = false;
   model.vision = parse_vision(vision, keys);
   model.vision.feature_layer = feature_layer(config, "vision_feature_layer", model.vision);
-  for (const char* key : {"use_absolute_position_embeddings", "use_mean_pooling"}) {
-    if (!vision.boolean(key, true)) {
-      vision.fail(key, "true, as in every released InternVL: false is not supported");
+  if (!vision.boolean("use_absolute_position_embeddings", true)) {
+    vision.fail("use_absolute_position_embeddings",
+                "true, as in every released InternVL: false is not supported");
+  }
+  if (!vision.boolean("use_mean_pooling", true)) {
+    // A layer norm whatever norm_type says, and only of the state that is called last.
+    if (model.vision.norm == VitConfig::Norm::kRms) {
+      vision.fail("use_mean_pooling", "true, with norm_type rms_norm");
     }
+    model.vision.final_norm = model.vision.feature_layer == -1;
   }
   if (config.string("vision_feature_select_strategy", "default") != "default") {
     config.fail("vision_feature_select_strategy",

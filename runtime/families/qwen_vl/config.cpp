@@ -52,19 +52,35 @@ LlamaConfig parse_text(const ConfigReader& config, DecoderType type) {
   return llama;
 }
 
-/// A list of layers, ascending: the reference takes them in the order of the tower.
-std::vector<int> parse_layers(const ConfigReader& vision, std::string_view key,
-                              const std::vector<int>& fallback, int layers) {
+/// A list of layers below `bound`.
+std::vector<int> layer_list(const ConfigReader& vision, std::string_view key,
+                            const std::vector<int>& fallback, int64_t bound) {
   const nlohmann::json own = vision.has(key) ? vision.raw(key) : nlohmann::json(fallback);
   const auto is_layer = [&](const nlohmann::json& entry) {
-    return entry.is_number_integer() && entry.get<int64_t>() >= 0 && entry.get<int64_t>() < layers;
+    return entry.is_number_integer() && entry.get<int64_t>() >= 0 && entry.get<int64_t>() < bound;
   };
   if (!own.is_array() || !std::all_of(own.begin(), own.end(), is_layer)) {
-    vision.fail(key, fmt::format("a list of layers from 0 to {}", layers - 1));
+    vision.fail(key, fmt::format("a list of layers from 0 to {}", bound - 1));
   }
-  const auto parsed = own.get<std::vector<int>>();
+  return own.get<std::vector<int>>();
+}
+
+/// The reference asks for each of its layers whether the list has it: order, repetitions and layers
+/// that the tower has not change nothing.
+std::vector<int> parse_full_attention(const ConfigReader& vision, int layers) {
+  std::vector<int> list = layer_list(vision, "fullatt_block_indexes", {7, 15, 23, 31}, kMaxLayers);
+  std::erase_if(list, [&](int layer) { return layer >= layers; });
+  std::ranges::sort(list);
+  list.erase(std::unique(list.begin(), list.end()), list.end());
+  return list;
+}
+
+/// The reference takes them in the order of the tower, and its mergers in the order of the list.
+std::vector<int> parse_deepstack(const ConfigReader& vision, int layers) {
+  constexpr std::string_view kKey = "deepstack_visual_indexes";
+  std::vector<int> parsed = layer_list(vision, kKey, {8, 16, 24}, layers);
   if (std::adjacent_find(parsed.begin(), parsed.end(), std::greater_equal<>()) != parsed.end()) {
-    vision.fail(key, "layers in ascending order");
+    vision.fail(kKey, "layers in ascending order");
   }
   return parsed;
 }
@@ -112,8 +128,7 @@ void parse_qwen25(const ConfigReader& vision, QwenVitConfig& tower) {
                                            "patch_size)",
                                            tower.merge * tower.patch_size));
   }
-  tower.full_attention =
-      parse_layers(vision, "fullatt_block_indexes", {7, 15, 23, 31}, tower.layers);
+  tower.full_attention = parse_full_attention(vision, tower.layers);
 }
 
 void parse_qwen3(const ConfigReader& vision, QwenVitConfig& tower) {
@@ -127,7 +142,7 @@ void parse_qwen3(const ConfigReader& vision, QwenVitConfig& tower) {
   if (tower.position_side * tower.position_side != positions) {
     vision.fail("num_position_embeddings", "the square of a whole number");
   }
-  tower.deepstack = parse_layers(vision, "deepstack_visual_indexes", {8, 16, 24}, tower.layers);
+  tower.deepstack = parse_deepstack(vision, tower.layers);
 }
 
 /// A visual token's id; the tokenizer has to agree (read_text_files).

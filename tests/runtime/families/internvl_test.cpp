@@ -2,12 +2,16 @@
 // business.
 #include "runtime/families/internvl.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <cmath>
+#include <span>
 #include <utility>
 
 #include "kernels/base/error.h"
 #include "runtime/families/internvl/config.h"
+#include "tests/runtime/gates.h"
 #include "tests/runtime/golden.h"
 #include "tests/runtime/loading/safetensors_writer.h"
 
@@ -502,6 +506,9 @@ TEST(InternVlConfig, DecodersThatAreNotBuiltInAreRefusedByName) {
     EXPECT_THAT(message, AllOf(HasSubstr("mixture of experts"), HasSubstr("dense")));
   }
   EXPECT_THAT(original("Phi3ForCausalLM"), HasSubstr("longrope"));
+  for (const std::string& message : {original("InternLM3ForCausalLM"), saved("internlm3")}) {
+    EXPECT_THAT(message, HasSubstr("the decoder of InternVL3-9B, which is not supported"));
+  }
   EXPECT_THAT(original("MambaForCausalLM"),
               AllOf(HasSubstr("\"MambaForCausalLM\""), HasSubstr("InternLM2ForCausalLM")));
   EXPECT_THAT(saved("mamba"), AllOf(HasSubstr("\"mamba\""), HasSubstr("qwen2, llama, qwen3")));
@@ -537,12 +544,62 @@ TEST(InternVlConfig, WhatWouldChangeTheAnswersIsRefused) {
   EXPECT_THAT(saved({{"vision_feature_select_strategy", "full"}}),
               HasSubstr("vision_feature_select_strategy"));
   EXPECT_THAT(saved({{"projector_hidden_act", "silu"}}), HasSubstr("projector_hidden_act"));
-  EXPECT_THAT(saved({{"vision_config", {{"use_mean_pooling", false}}}}),
+  EXPECT_THAT(saved({{"vision_config", {{"use_mean_pooling", false}, {"norm_type", "rms_norm"}}}}),
               HasSubstr("use_mean_pooling is false"));
+  EXPECT_THAT(saved({{"vision_config", {{"use_mean_pooling", false}}}}),
+              HasSubstr("model.vision_tower.layernorm.weight"));
   EXPECT_THAT(saved({{"vision_config", {{"norm_type", "batch_norm"}}}}),
               HasSubstr("norm_type is \"batch_norm\""));
   EXPECT_THAT(saved({{"vision_config", {{"image_size", {28, 14}}}}}), HasSubstr("image_size"));
   EXPECT_THAT(saved({{"image_token_id", 336}}), HasSubstr("image_token_id is 336"));
+}
+
+/// A tower without mean pooling normalises what its last layer gives, and no other state.
+TEST(InternVlConfig, WithoutMeanPoolingTheTowerEndsWithANorm) {
+  constexpr const char* kFolder = "internvl";
+  const int hidden = config_of(kFolder)["vision_config"]["hidden_size"];
+  const auto with_norm = [&](const json& patch) {
+    return [=](ModelSource& source) {
+      source.config.merge_patch(patch);
+      for (const auto& [name, step] : {std::pair{"weight", 0.01F}, std::pair{"bias", -0.02F}}) {
+        auto tensor = std::make_shared<Tensor>(DType::kF32, Shape{hidden});
+        for (int i = 0; i < hidden; ++i) {
+          tensor->as<float>()[i] = 1 + step * static_cast<float>(i);
+        }
+        const ConstTensorView view = std::as_const(*tensor).view();
+        source.weights.add(fmt::format("model.vision_tower.layernorm.{}", name), view, tensor);
+      }
+    };
+  };
+  const auto selected = [&](const LoadedModel& model) {
+    test::Taps taps;
+    const VisualInput input = model->prepare(picture(kFolder), 1);
+    const VisualInput* inputs[] = {&input};
+    model->encode(inputs, model.stream(), test::collect(taps));
+    return taps.at("vision.selected");
+  };
+  std::vector<float> expected = selected(load(kFolder));
+  for (size_t row = 0; row < expected.size(); row += static_cast<size_t>(hidden)) {
+    const std::span<float> values = std::span(expected).subspan(row, static_cast<size_t>(hidden));
+    double mean = 0;
+    double square = 0;
+    for (const double value : values) mean += value / hidden;
+    for (const double value : values) square += std::pow(value - mean, 2) / hidden;
+    for (int i = 0; i < hidden; ++i) {
+      float& value = values[static_cast<size_t>(i)];
+      value = static_cast<float>(
+          (double{value} - mean) / std::sqrt(square + 1e-6) * (1 + 0.01 * i) + (1 - 0.02 * i));
+    }
+  }
+  const json without = {{"vision_config", {{"use_mean_pooling", false}}}};
+  const std::vector<float> found = selected(load(kFolder, with_norm(without)));
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], 1e-4) << i;
+  // The state before the last layer is not normalised, and the norm is left unread.
+  json earlier = without;
+  earlier["vision_feature_layer"] = -2;
+  EXPECT_EQ(selected(load(kFolder, with_norm(earlier))),
+            selected(load(kFolder, with_config({{"vision_feature_layer", -2}}))));
 }
 
 TEST(InternVlConfig, OptionsOfOtherFamiliesAreRefused) {

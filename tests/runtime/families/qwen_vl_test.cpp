@@ -284,8 +284,8 @@ TEST(QwenVlConfig, WhatIsNotBuiltInIsRefusedByField) {
            {"qwen2_5_vl", vision("in_chans", 4), {"in_chans is 4", "3"}},
            {"qwen2_5_vl", vision("window_size", 7), {"window_size is 7", "at least 8"}},
            {"qwen2_5_vl",
-            vision("fullatt_block_indexes", {3}),
-            {"fullatt_block_indexes", "0 to 2"}},
+            vision("fullatt_block_indexes", {-1}),
+            {"fullatt_block_indexes", "a list of layers from 0"}},
            {"qwen2_5_vl", vision("out_hidden_size", 40), {"out_hidden_size is 40", "48"}},
            {"qwen2_vl", vision("hidden_size", 40), {"vision_config.hidden_size is 40", "48"}},
            {"qwen2_vl",
@@ -784,6 +784,42 @@ TEST(QwenVlPrompt, ATurnAfterASlowClipEqualsTheConversationReadAnew) {
   EXPECT_EQ(test::generate(fresh, *own, loaded.stream(), request).tokens,
             generator.result(key).tokens);
   EXPECT_LE(distance(fresh.passes().at(0).logits, model.passes().at(0).logits), kSame);
+}
+
+/// As the reference, which asks for each of its layers whether the list has it.
+TEST(QwenVlConfig, LayersOfFullAttentionAreThoseThatTheTowerHas) {
+  const auto full_attention = [](const json& list, int depth) {
+    json config = json::parse(test::read_file(golden_root() / "qwen2_5_vl/config.json"));
+    config["vision_config"]["fullatt_block_indexes"] = list;
+    config["vision_config"]["depth"] = depth;
+    return parse_qwen_vl(ConfigReader(config, "config.json")).vision.full_attention;
+  };
+  EXPECT_THAT(full_attention(nullptr, 3), ElementsAre());
+  EXPECT_THAT(full_attention(nullptr, 8), ElementsAre(7));
+  EXPECT_THAT(full_attention(nullptr, 31), ElementsAre(7, 15, 23));
+  EXPECT_THAT(full_attention(nullptr, 32), ElementsAre(7, 15, 23, 31));
+  EXPECT_THAT(full_attention({7, 15, 23, 31}, 4), ElementsAre());
+  EXPECT_THAT(full_attention({2, 0, 2, 9}, 3), ElementsAre(0, 2));
+}
+
+/// Worked by hand: 40 frames at 1 a second are 20 slices of 2 seconds, 4 positions each, of 1 x 2
+/// cells; text goes on after the last slice, or inside the video as in transformers 5.
+TEST(QwenVlPositions, OfALongVideoAreAsTrained) {
+  for (const auto& [transformers5, first, next] :
+       {std::tuple{false, 80, 83}, std::tuple{true, 5, 8}}) {
+    LoadOptions options;
+    options.transformers5 = transformers5;
+    const LoadedModel model = load("qwen2_5_vl", {}, options);
+    std::vector<int32_t> times;
+    for (int slice = 0; slice < 20; ++slice) times.push_back(4 * slice);
+    const PositionSpan spans[] = {
+        {.rows = 3}, {.rows = 40, .times = times, .height = 1, .width = 2}, {.rows = 3}};
+    const PromptPositions positions = model->positions(spans);
+    ASSERT_EQ(positions.rows.size(), 46u);
+    EXPECT_EQ(positions.rows[42], (Position{79, 3, 4}));
+    EXPECT_EQ(positions.rows[43], Position::on_every_axis(first));
+    EXPECT_EQ(positions.next, next);
+  }
 }
 
 }  // namespace

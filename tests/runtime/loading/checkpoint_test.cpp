@@ -189,7 +189,7 @@ TEST_F(CheckpointTest, RefusesDamagedConfigs) {
   write("config.json", "[]");
   EXPECT_THAT(failure(), HasSubstr("config.json: is not an object"));
   write("config.json", "");
-  EXPECT_THAT(failure(), HasSubstr("line 1, column 1"));
+  EXPECT_THAT(failure(), HasSubstr("an empty file"));
 }
 
 TEST_F(CheckpointTest, BoundsTheSizeOfEveryText) {
@@ -361,6 +361,97 @@ TEST(GoldenCheckpoint, BuffersOfOtherTypesAndOldNamesLoad) {
   for (const std::string& name : weights.remaining()) {
     EXPECT_TRUE(name.starts_with("model.") || name.starts_with("lm_head.")) << name;
   }
+}
+
+// --------------------------------------------------------------------------- quantized weights
+
+/// Whatever quantized them says so before its tensors are looked at.
+TEST_F(CheckpointTest, QuantizedWeightsAreRefusedByMethodAndBits) {
+  write("model.safetensors", "not even read");
+  const auto says = [&](const json& config) {
+    write("config.json", config.dump());
+    return failure(ErrorCode::kUnsupported);
+  };
+  const auto quantized = [&](const json& quantization) {
+    return says({{"model_type", "llava"}, {"quantization_config", quantization}});
+  };
+  EXPECT_THAT(quantized({{"quant_method", "awq"}, {"bits", 4}, {"group_size", 128}}),
+              AllOf(HasSubstr("config.json: quantization_config says"),
+                    HasSubstr("quantized by awq to 4 bits"),
+                    HasSubstr("use the 16-bit checkpoint that they were made from")));
+  EXPECT_THAT(quantized({{"quant_method", "gptq"}, {"bits", 8}}), HasSubstr("by gptq to 8 bits"));
+  EXPECT_THAT(quantized({{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}}),
+              HasSubstr("quantized by fp8, which"));
+  EXPECT_THAT(quantized({{"quant_method", "bitsandbytes"}, {"load_in_4bit", true}}),
+              HasSubstr("by bitsandbytes to 4 bits"));
+  EXPECT_THAT(quantized({{"load_in_8bit", true}, {"load_in_4bit", false}}),
+              HasSubstr("by bitsandbytes to 8 bits"));
+  EXPECT_THAT(quantized({{"quant_method", "compressed-tensors"},
+                         {"config_groups", {{"group_0", {{"weights", {{"num_bits", 4}}}}}}}}),
+              HasSubstr("by compressed-tensors to 4 bits"));
+  EXPECT_THAT(quantized(json::object()), HasSubstr("by an unknown method, which"));
+  EXPECT_THAT(quantized("x\x1b[2J"), HasSubstr("by an unknown method"));
+  EXPECT_THAT(quantized({{"quant_method", "a\x1b[2J"}}), HasSubstr("by a\\x1b[2J"));
+  for (const char* part : {"text_config", "llm_config", "vision_config"}) {
+    EXPECT_THAT(says({{part, {{"quantization_config", {{"quant_method", "hqq"}, {"nbits", 3}}}}}}),
+                AllOf(HasSubstr(std::string(part) + ".quantization_config"),
+                      HasSubstr("by hqq to 3 bits")));
+  }
+  EXPECT_THAT(says({{"compression_config", {{"quant_method", "compressed-tensors"}}}}),
+              HasSubstr("compression_config says"));
+}
+
+TEST_F(CheckpointTest, FilesOfQuantizersAreRead) {
+  write("model.safetensors", safetensors(three_tensors()));
+  for (const auto& [file, content, what] :
+       {std::tuple{"quantize_config.json", R"({"bits": 4, "group_size": 128})",
+                   "by gptq to 4 bits"},
+        std::tuple{"quant_config.json", R"({"w_bit": 4, "version": "GEMM"})", "by awq to 4 bits"},
+        std::tuple{"hf_quant_config.json", R"({"quantization": {"quant_algo": "FP8"}})",
+                   "by FP8"}}) {
+    write(file, content);
+    EXPECT_THAT(failure(ErrorCode::kUnsupported), AllOf(HasSubstr(file), HasSubstr(what)));
+    fs::remove(folder_ / file);
+  }
+  write("config.json", R"({"model_type":"llava","quantization_config":null})");
+  expect_three(open().take_weights());
+}
+
+/// An adapted or renamed file may not say so.
+TEST_F(CheckpointTest, PackedTensorsAreRefusedAsQuantized) {
+  for (const char* packed : {"qweight", "weight_packed"}) {
+    write("model.safetensors",
+          safetensors({file_tensor<float>(std::string("a.q_proj.") + packed, {2, 3}, kValues)}));
+    WeightMap weights = open().take_weights();
+    EXPECT_THAT(
+        test::failure(
+            [&] {
+              weights.take("a.q_proj.weight", {2, 3});
+            },
+            ErrorCode::kUnsupported),
+        AllOf(HasSubstr(std::string("a.q_proj.") + packed), HasSubstr("16-bit checkpoint")));
+  }
+}
+
+/// What an interrupted copy leaves is not as if there were no such file.
+TEST_F(CheckpointTest, EmptyFilesAreRefused) {
+  write("model.safetensors", safetensors(three_tensors()));
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                           "generation_config.json", "chat_template.jinja", "tokenizer.model",
+                           "merges.txt", "video_preprocessor_config.json"}) {
+    write(name, "");
+    EXPECT_THAT(test::failure([&] { open().text(name); }),
+                AllOf(HasSubstr(name), HasSubstr("an empty file")))
+        << name;
+  }
+}
+
+TEST_F(CheckpointTest, AFolderOfGgufSaysWhatToGive) {
+  fs::remove(folder_ / "config.json");
+  write("model-q4_k_m.gguf", "GGUF");
+  EXPECT_THAT(failure(ErrorCode::kUnsupported),
+              AllOf(HasSubstr("holds model-q4_k_m.gguf, and GGUF is not read"),
+                    HasSubstr("safetensors checkpoint")));
 }
 
 }  // namespace

@@ -88,5 +88,16 @@ TEST(ClipConfig, RefusesWhatNoTowerHas) {
   EXPECT_THAT(vision_failure({{"hidden_act", "relu"}}), HasSubstr("\"relu\""));
 }
 
+TEST(ClipConfig, RefusesOtherChannelsThanThree) {
+  EXPECT_EQ(clip({{"vision_config", {{"num_channels", 3}}}}).hidden, 768);
+  for (const json& channels : {json(-1), json(0), json(1), json(4), json("3"), json::array({3})}) {
+    EXPECT_THAT(failure([&] {
+                  clip({{"vision_config", {{"num_channels", channels}}}});
+                }),
+                HasSubstr("num_channels"))
+        << channels;
+  }
+}
+
 }  // namespace
 }  // namespace kvlm

@@ -418,8 +418,42 @@ TEST(LlamaConfig, RopeScalingComesBeforeRopeParameters) {
             2)
       << "an empty one is none";
   EXPECT_EQ(llama({{"rope_scaling", nullptr}, {"rope_parameters", parameters}}).rope.theta, 5e5);
-  EXPECT_THAT(llama_failure({{"rope_parameters", {{"partial_rotary_factor", 0.5}}}}),
-              HasSubstr("partial_rotary_factor is 0.5"));
+}
+
+/// The reference reads the key for scaled RoPE alone.
+TEST(LlamaConfig, PartialRotaryFactorsOfTheDefaultRopeChangeNothing) {
+  for (const json& text : {json{{"partial_rotary_factor", 0.5}},
+                           json{{"rope_parameters", {{"partial_rotary_factor", 0.25}}}},
+                           json{{"model_type", "qwen2"}, {"partial_rotary_factor", 0}}}) {
+    const LlamaConfig config = llama(text);
+    EXPECT_EQ(config.rope.rotary_dim, config.head_dim) << text;
+  }
+  EXPECT_THAT(
+      llama_failure(
+          {{"rope_scaling", {{"type", "linear"}, {"factor", 2}, {"partial_rotary_factor", 0.5}}}}),
+      HasSubstr("partial_rotary_factor is 0.5"));
+  EXPECT_THAT(llama_failure({{"partial_rotary_factor", "half"}}),
+              HasSubstr("partial_rotary_factor"));
+}
+
+/// What nothing reads has to be what can be meant all the same.
+TEST(LlamaConfig, RefusesOddUnusedValues) {
+  const json words = json::array({"full_attention", "full_attention"});
+  EXPECT_EQ(llama({{"num_hidden_layers", 2}, {"layer_types", words}}).layers, 2);
+  EXPECT_EQ(llama({{"sliding_window", 4096}}).sliding_window, 0);
+  for (const json& types :
+       {json(7), json("full_attention"), json::array({1, 2}), json::object(),
+        json::array({"full_attention", "x"}), json::array({"full_attention"})}) {
+    EXPECT_THAT(llama_failure({{"num_hidden_layers", 2}, {"layer_types", types}}),
+                HasSubstr("layer_types"))
+        << types;
+  }
+  for (const json& window : {json::array({4096}), json(-1), json("4096"), json(1.5), json(true)}) {
+    EXPECT_THAT(llama_failure({{"sliding_window", window}}), HasSubstr("sliding_window")) << window;
+    EXPECT_THAT(llama_failure({{"model_type", "qwen2"}, {"sliding_window", window}}),
+                HasSubstr("sliding_window"))
+        << window;
+  }
 }
 
 TEST(LlamaConfig, RefusesAnotherActivation) {

@@ -39,6 +39,15 @@ TEST(ParseGeneration, EosComesFromTheFirstFileThatHasIt) {
                 }),
                 HasSubstr("eos_token_id"))
         << value;
+    // Also where another file comes first.
+    for (const json& unused :
+         {json{{"eos_token_id", value}}, json{{"text_config", {{"eos_token_id", value}}}}}) {
+      EXPECT_THAT(failure([&] {
+                    generation({{"eos_token_id", 7}}, unused);
+                  }),
+                  HasSubstr("eos_token_id"))
+          << unused;
+    }
   }
 }
 

@@ -192,6 +192,21 @@ TEST(ReadProcessor, FilesAreTakenInTheirOrder) {
   }
 }
 
+/// What an interrupted copy or a wrong file leaves is not as if there were none.
+TEST(ReadProcessor, AFileThatSaysNothingIsRefused) {
+  for (const char* text : {"", " ", "[]", "{}", "null", "[{\"size\": 4}]", "\"x\""}) {
+    ModelSource made;
+    made.file = [&](const std::string& name) -> std::optional<std::string> {
+      if (name == "preprocessor_config.json") return R"({"size": 3})";
+      if (name == "video_preprocessor_config.json") return text;
+      return std::nullopt;
+    };
+    EXPECT_THAT(failure([&] { read_video_processor(made); }),
+                HasSubstr("video_preprocessor_config.json"))
+        << text;
+  }
+}
+
 TEST(ParsePreprocess, OneMeanIsThatOfAllChannels) {
   EXPECT_THAT(preprocess_spec({{"image_mean", 0.5}}).mean, ElementsAre(0.5, 0.5, 0.5));
   EXPECT_THAT(preprocess_spec({{"image_std", 1}}).std, ElementsAre(1, 1, 1));

@@ -44,8 +44,53 @@ class FindModel : public testing::Test {
 
 TEST_F(FindModel, AFolderIsItself) {
   EXPECT_EQ(find(folder_.path().string()), folder_.path());
-  write_file(folder_ / "weights.gguf", "x");
-  EXPECT_THAT(failure((folder_ / "weights.gguf").string()), HasSubstr("a file; give the folder"));
+  write_file(folder_ / "weights.txt", "x");
+  EXPECT_THAT(failure((folder_ / "weights.txt").string()), HasSubstr("a file; give the folder"));
+}
+
+TEST_F(FindModel, OfAFileNamesWhatToGiveInstead) {
+  for (const char* name : {"model.safetensors", "model-00001-of-00002.safetensors", "config.json",
+                           "model.safetensors.index.json"}) {
+    write_file(folder_ / name, "x");
+    EXPECT_THAT(failure((folder_ / name).string()),
+                HasSubstr("one file of a checkpoint; give its folder, " + folder_.path().string()))
+        << name;
+  }
+  write_file(folder_ / "q4.gguf", "x");
+  EXPECT_THAT(failure((folder_ / "q4.gguf").string(), ErrorCode::kUnsupported),
+              HasSubstr("GGUF is not read; give the folder of the safetensors checkpoint"));
+}
+
+TEST_F(FindModel, AFolderOfTheCacheIsItsSnapshot) {
+  const fs::path main = add_snapshot(kMain);
+  EXPECT_EQ(find(repository_.string()), main);  // the only one
+  add_snapshot(kOther);
+  EXPECT_THAT(failure(repository_.string()), HasSubstr("org/na.me_1@" + kMain));
+  write_file(repository_ / "refs/main", kMain);
+  EXPECT_EQ(find(repository_.string()), main);
+  EXPECT_EQ(find(repository_.string() + "/"), main);
+  // Of that name, but a checkpoint of its own.
+  write_file(folder_ / "models--a--b/config.json", "{}");
+  EXPECT_EQ(find((folder_ / "models--a--b").string()), folder_ / "models--a--b");
+}
+
+TEST_F(FindModel, TakesWhatPeoplePaste) {
+  const fs::path snapshot = add_snapshot(kMain);
+  for (const char* name : {"org/na.me_1/", "org/na.me_1//", "https://huggingface.co/org/na.me_1",
+                           "https://huggingface.co/org/na.me_1/", "hf.co/org/na.me_1",
+                           "models--org--na.me_1", "models--org--na.me_1/"}) {
+    EXPECT_EQ(find(name), snapshot) << name;
+  }
+}
+
+TEST_F(FindModel, SaysOfQuantizedNamesWhatToUse) {
+  for (const char* name :
+       {"Qwen/Qwen2.5-VL-7B-Instruct-AWQ", "unsloth/x-bnb-4bit", "a/B-GGUF",
+        "OpenGVLab/InternVL2-8B-AWQ", "RedHatAI/Qwen2.5-VL-7B-quantized.w4a16"}) {
+    EXPECT_THAT(failure(name), HasSubstr("quantized weights, which are not supported; use the "
+                                         "16-bit checkpoint"))
+        << name;
+  }
 }
 
 TEST_F(FindModel, BundledNames) {
