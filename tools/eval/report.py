@@ -34,7 +34,7 @@ SKIPPABLE = ("plots",)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "results", nargs="+", type=Path, metavar="RESULTS.json", help="of coco.py, docvqa.py and the others"
     )
@@ -69,10 +69,7 @@ def read(paths: list[Path], build: Path, resamples: int, seed: int, wanted: tupl
     """What the files' results amount to, a summary for every setting; EvaluationError names what cannot be used."""
     results: list[Result] = []
     for path in paths:
-        try:
-            results += read_results(path)
-        except ValueError as error:
-            raise EvaluationError(str(error)) from None
+        results += read_results(path)
     if not results:
         raise EvaluationError(f"{paths[0]} has no results; make some with coco.py or docvqa.py")
     if empty := next((x for x in results if not x.items or not x.scores), None):
