@@ -48,9 +48,9 @@ def say(text: str) -> None:
     print(printable(text, 10_000), file=sys.stderr, flush=True)
 
 
-def note(name: str, text: str) -> None:
-    """What a person may not expect and need not act on."""
-    say(f"{name}: note: {text}")
+def note(text: str) -> None:
+    """What a person may not expect and need not act on, after the script's name."""
+    say(f"{Path(sys.argv[0]).name}: note: {text}")
 
 
 def run_main(name: str, main: Callable[[], int]) -> int:

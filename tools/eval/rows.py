@@ -69,7 +69,7 @@ def parts_of(path: Path) -> list[Path]:
     parts = sorted(file for file in path.parent.iterdir()
                    if (other := PART.fullmatch(file.name)) and (other[1], other[3]) == (found[1], found[3]))  # fmt: skip
     if len(parts) != count:
-        note(path.name, f"{len(parts)} of the {count} parts of this split are in {path.parent}, so the other records are left out")
+        note(f"{len(parts)} of the {count} parts of {path.name} are in {path.parent}, so the other records are left out")
     return parts
 
 

@@ -39,6 +39,7 @@ PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 FORCED_TOGETHER = 8  # specs of a call: each holds a batch of records while the plain cache is read
 LAYER_RECORDS = 2  # of fidelity: a curve over layers asks for no small intervals, and takes longer than all else
 OF_PLAN = ("--results", "task", "protocol", "--device", "--tune", "--tune-on", "tuning")  # of run.json, what must stay
+OF_ROW = {"id": (int, str), "text": str, "kv": dict, "timings": dict, "generated_tokens": int, "prompt_tokens": int}
 DECIDES = ("model", "fingerprint", "spec", "version", "arguments", "profile")  # of a spec's run.json
 
 
@@ -460,5 +461,7 @@ def _rows(path: Path) -> list[dict]:
                 break
             raise EvaluationError(f"{path}, line {number} is no record of vlm-run; remove that line") from None
         if isinstance(row, dict):
+            if "error" not in row and not all(isinstance(row.get(name), kind) for name, kind in OF_ROW.items()):
+                raise EvaluationError(f"{path}, line {number} is no answer of vlm-run; remove that line")
             rows.append(row)
     return rows

@@ -22,6 +22,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from dataclasses import dataclass
 from typing import Callable
 
@@ -177,13 +178,13 @@ def tokenize(captions: dict[int, list[str]]) -> dict[int, list[str]]:
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
     lines = {key: [{"caption": LINE_BREAKS.sub(" ", text)} for text in of] for key, of in captions.items()}
-    with _quiet(PACKAGE):
+    with _quiet(PACKAGE) as said:
         tokens = PTBTokenizer().tokenize(lines)
     short = next((key for key, of in captions.items() if len(tokens.get(key, [])) != len(of)), None)
     if short is not None:
         raise EvaluationError(
-            f"the PTB tokenizer lost a caption of record {short}; see what Java says above, or leave its scorers out with "
-            f"--skip {PACKAGE}"
+            f"the PTB tokenizer lost a caption of record {printable(short)} (Java printed last: {said.last}); fix that, or leave its "
+            f"scorers out with --skip {PACKAGE}"
         )
     return tokens
 
@@ -224,7 +225,10 @@ def _exact(split: Split, texts: dict[int, str]) -> dict[int, float]:
 
 def _slots(split: Split, texts: dict[int, str]) -> dict[int, float]:
     """Share of a caption's slots that are told rightly; the corpus score is the mean over captions."""
-    facts = read_json(split.path.parent / "scene_facts.json")
+    file = split.path.parent / "scene_facts.json"
+    facts = read_json(file)
+    if missing := next((item.image.stem for item in split.items if not isinstance(facts, dict) or item.image.stem not in facts), None):
+        raise EvaluationError(f"{file} has no facts of {printable(missing)}; take it from tools/pocket/heldout")
     shares = {}
     for item in split.items:
         right, asked = pocket.slots(texts[item.id], facts[item.image.stem])
@@ -255,25 +259,47 @@ def _rouge_l(split: Split, texts: dict[int, str]) -> dict[int, float]:
     return {item.id: rouge_l.f1(texts[item.id], item.references[0]) for item in split.items}
 
 
+@dataclass
+class Said:
+    """The last line of what a package, or the Java of it, printed."""
+
+    last: str = "nothing"
+
+
 @contextlib.contextmanager
 def _quiet(name: str):
-    """Keeps the packages' talk off standard output, and says which of them fails.
+    """Keeps the packages' output off the terminal, and names which of them fails, with its last line (Said).
 
     Java reads files in the locale's encoding, so that captions would be scored otherwise where it is not UTF-8.
     """
-    before = os.environ.get("LC_ALL")
+    before, said = os.environ.get("LC_ALL"), Said()
     os.environ["LC_ALL"] = "C.UTF-8"
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    except EvaluationError:
-        raise
-    except Exception as error:
-        raise EvaluationError(
-            f"{name} failed ({type(error).__name__}: {printable(error, 300)}); fix that, or leave it out with --skip {name}"
-        ) from error
-    finally:
-        if before is None:
-            del os.environ["LC_ALL"]
-        else:
-            os.environ["LC_ALL"] = before
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    with tempfile.TemporaryFile() as kept:
+        os.dup2(kept.fileno(), 2)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                yield said
+        except EvaluationError:
+            raise
+        except Exception as error:
+            said.last = _last_line(kept)
+            raise EvaluationError(
+                f"{name} failed ({type(error).__name__}: {printable(error, 300)}; it printed last: {said.last}); fix that, or "
+                f"leave it out with --skip {name}"
+            ) from error
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
+            if before is None:
+                del os.environ["LC_ALL"]
+            else:
+                os.environ["LC_ALL"] = before
+        said.last = _last_line(kept)
+
+
+def _last_line(file) -> str:
+    file.seek(0)
+    lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    return printable(lines[-1], 300) if lines else "nothing"
