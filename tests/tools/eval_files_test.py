@@ -36,15 +36,14 @@ class Annotations(EvalCase):
     def test_captions(self):
         changed = captions()["annotations"]
         for words, value in (
-            (["no captions"], {"images": captions()["images"]}),
-            (["no captions"], captions(annotations=[])),
             (["image 12", "no caption"], captions(annotations=changed[:5])),
             (["image 11", "twice"], captions(images=[captions()["images"][0]] * 2)),
             (["annotation 3", "twice"], captions(annotations=[*changed, changed[3]])),
             (["annotation 10", "image 99"], captions(annotations=[*changed, {"id": 10, "image_id": 99, "caption": ""}])),
             (["annotation 10", "no caption"], captions(annotations=[*changed, {"id": 10, "image_id": 11, "bbox": []}])),
             (["'id'"], captions(images=[{"file_name": "a.png"}])),
-            (["'id'"], captions(annotations=[{"id": "0", "image_id": 11, "caption": "text"}])),
+            (["'id'"], captions(annotations=[{"id": None, "image_id": 11, "caption": "text"}])),
+            (["image 7", "twice"], captions(images=[{"id": 7}, {"id": "7"}])),
             (["'images'"], []),
         ):
             self.refused(files.read_captions, "captions_val2014.json", value, *words)

@@ -335,6 +335,30 @@ class Script(unittest.TestCase):
         self.run_script("out", [two_settings()], "--skip", "plots")
         self.assertEqual(sorted(path.name for path in out.glob("*.png")), ["7_bits.png", "mine.png"])
 
+    @needs_matplotlib
+    def test_plots_for_a_paper(self):
+        flags = ("--format", "svg", "--format", "pdf", "--style", "paper")
+        for out in ("a", "b"):
+            done = self.run_script(out, [two_settings()], *flags)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+        found = sorted(path.name for path in (self.folder / "a").iterdir() if path.suffix in (".svg", ".pdf", ".png"))
+        self.assertIn("01_bits.svg", found)
+        self.assertEqual([name[:-4] for name in found if name.endswith("svg")], [name[:-4] for name in found if name.endswith("pdf")])
+        self.assertFalse([name for name in found if name.endswith("png")])
+        for name in found:  # the same bytes each time
+            self.assertEqual((self.folder / "a" / name).read_bytes(), (self.folder / "b" / name).read_bytes(), name)
+        drawn = (self.folder / "a/01_bits.svg").read_text()
+        self.assertLess(float(re.search(r'<svg [^>]*width="([0-9.]+)pt"', drawn)[1]), 3.4 * 72)
+        self.assertIn("](01_bits.svg)", (self.folder / "a/report.md").read_text())
+        self.assertEqual(self.run_script("a", [two_settings()], "--skip", "plots").returncode, 0)
+        self.assertFalse(list((self.folder / "a").glob("*.svg")) + list((self.folder / "a").glob("*.pdf")))
+
+    def test_policies_that_the_build_lacks_are_named(self):
+        done = self.run_script("out", [[result("f16", GOOD), result("kvnorm,keep=0.5 + tok3", GOOD)]], "--skip", "plots")
+        self.assertEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, "^report.py: note: kvnorm, tok3 is unknown to .*vlm-kv, .*--build")
+        self.assertIn("unknown to this build, so shown as other: kvnorm, tok3", (self.folder / "out/report.md").read_text())
+
     def test_the_same_results_give_the_same_files(self):
         half = [two_settings()[:4], two_settings()[4:]]
         for out, results in (("a", half), ("b", half[::-1])):

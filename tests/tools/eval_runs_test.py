@@ -4,6 +4,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -189,12 +190,10 @@ class Refused(WithModel):
         self.run_well(*COMMAND)
         before = contents(self.folder / "out")
         for words, changes in (
-            (("--limit", "was 4", "is 3"), ("--limit", 3)),
             (("protocol", "was native", "is lmms-eval"), ("--protocol", "lmms-eval")),
             (("task", "was documents"), ()),
             (("--device", "was cpu", "is auto"), ("--device", "auto")),
-            (("shards", "was 1", "is 2"), ("--shard", "1/2")),
-            (("annotations",), ("--annotations", HELDOUT / "questions_heldout.json")),
+            (("record 0", "questions_heldout.json", "another question or image"), ("--annotations", HELDOUT / "questions_heldout.json")),
         ):
             command = [*COMMAND, *changes] if changes else ["coco.py", *COMMAND[1:], "--skip", "pycocoevalcap"]
             self.assert_refused(self.run_script(*command), "out holds results of another command", *words)
@@ -235,8 +234,10 @@ class Refused(WithModel):
     def test_a_record_without_an_answer(self):
         annotations = {"dataset_split": "val", "data": [
             {"questionId": n, "question": "What?", "image": image, "answers": ["x"]}
-            for n, image in ((1, str(HELDOUT / "documents/document_000.png")), (2, __file__))
+            for n, image in ((1, "document.png"), (2, "text.png"))
         ]}  # fmt: skip
+        shutil.copy(HELDOUT / "documents/document_000.png", self.folder / "document.png")
+        shutil.copy(__file__, self.folder / "text.png")
         answer = self.run_script("docvqa.py", "--out", "out", "--annotations", self.write("val.json", annotations))
         self.assert_refused(answer, "record 2 has no answer", "start the same command again")
 
@@ -253,6 +254,74 @@ class Refused(WithModel):
         self.assert_refused(self.run_script("docvqa.py", "--out", "none", "--merge"), "none holds no run")
         status, _, err = self.run_script(*COMMAND, "--shard", "3/2")
         self.assertEqual((status, "3/2" in err), (2, True), err)
+
+
+class Grown(WithModel):
+    """What is answered stays answered, by record: --limit, --shard and the folder of the data may change."""
+
+    def answers(self):
+        """id -> text of every answer that a run has asked vlm-run for since the last call."""
+        paths = self.folder.glob("out/pocket/int4/answers*.jsonl")
+        rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        found = {(row["id"], row["timings"]["decode_ms"]) for row in rows}
+        before, self.seen = getattr(self, "seen", set()), found
+        return sorted(key for key, _ in found - before)
+
+    def scored(self):
+        (row,) = results_of(self.folder / "out/results.json")
+        return row["split"], sorted(map(int, row["items"]))
+
+    def test_a_limit_that_rises_and_falls(self):
+        for limit, new in ((2, [0, 1]), (4, [2, 3]), (3, []), (5, [4])):
+            self.run_well(*COMMAND, "--limit", limit)
+            self.assertEqual(self.answers(), new)
+            self.assertEqual(self.scored(), (f"heldout-first-{limit}", list(range(limit))))
+        self.run_well(*COMMAND, "--limit", 5, "--fidelity", 3)
+        (row,) = results_of(self.folder / "out/results.json")
+        self.assertEqual(sum("KL" in item for item in row["items"].values()), 3)  # those that were teacher-forced
+
+    def test_another_number_of_shards(self):
+        for part in ("1/2", "2/2"):
+            self.run_well(*COMMAND, "--shard", part)
+        self.assertEqual(self.answers(), [0, 1, 2, 3])
+        before = self.scored()
+        for parts in (("1/3", "2/3", "3/3"), ("1/1",), ("2/2", "1/2")):
+            for part in parts:
+                self.run_well(*COMMAND, "--shard", part)
+            self.assertEqual((self.answers(), self.scored()), ([], before))
+        for part in ("1/3", "2/3", "3/3"):
+            self.run_well(*COMMAND, "--limit", 6, "--shard", part)
+        self.assertEqual((self.answers(), self.scored()), ([4, 5], ("heldout-first-6", list(range(6)))))
+
+    def test_shards_of_another_number_wait_for_those_at_work(self):
+        self.run_well(*COMMAND, "--shard", "1/2")
+        with Lock(self.folder / "out/.lock", shared=True):
+            self.assert_refused(self.run_script(*COMMAND, "--shard", "1/3"), "by shards of 2", "shard 1/3", "wait")
+        self.run_well(*COMMAND, "--shard", "1/3")
+
+    def test_data_that_moved_and_data_that_changed(self):
+        self.run_well(*COMMAND)
+        self.answers()
+        for name in ("documents", "documents_heldout.json"):
+            copy = shutil.copytree if name == "documents" else shutil.copy
+            copy(HELDOUT / name, self.folder / "moved" / name) if name == "documents" else copy(HELDOUT / name, self.folder / "moved")
+        annotations = self.folder / "moved/documents_heldout.json"
+        command = (*COMMAND, "--annotations", annotations)
+        self.run_well(*command, "--limit", 5)
+        self.assertEqual(self.answers(), [4])
+        data = json.loads(annotations.read_text())
+        data["data"][1]["answers"] = ["nothing"]  # another score, the same answers
+        annotations.write_text(json.dumps(data))
+        self.run_well(*command)
+        (row,) = results_of(self.folder / "out/results.json")
+        self.assertEqual((self.answers(), row["items"]["1"]["ANLS"]), ([], 0))
+        data["data"][2]["question"] += " Please."
+        annotations.write_text(json.dumps(data))
+        self.assert_refused(self.run_script(*command), "record 2", "another question or image", "--out")
+        annotations.write_text((HELDOUT / "documents_heldout.json").read_text())
+        shutil.copy(HELDOUT / "documents/document_007.png", self.folder / "moved/documents/document_003.png")
+        self.assert_refused(self.run_script(*command), "record 3", "another question or image", "--out")
+        self.run_well(*command, "--limit", 3)
 
 
 class FullDisk(WithModel):
@@ -335,13 +404,15 @@ class Smoke(WithModel):
 
     def test_what_a_protocol_asks_and_these_runs_do_not_is_said(self):
         status, out, err = self.run_script("docvqa.py", "--out", "d", "--limit", 1, "--protocol", "internvl", "--fidelity", 0)
-        self.assertEqual((status, "| internvl | 1 |" in out, "protocol internvl" in err), (0, True, False), err)
+        self.assertEqual((status, "| internvl | 1 |" in out, "protocol internvl:" in err), (0, True, False), err)
         self.assertIn("protocol internvl: its least of 8 tokens", self.run_script(
             "coco.py", "--out", "c", "--limit", 1, "--protocol", "internvl", "--build", "none", "--skip", "METEOR",
             python=python_with_scorers() or self.skipTest("pycocoevalcap is not here"))[2])  # fmt: skip
 
     def test_a_harness_s_prompt_reaches_the_model(self):
-        self.run_well("docvqa.py", "--out", "d", "--limit", 1, "--protocol", "lmms-eval", "--fidelity", 0, "--kv", "f16")
+        status, _, err = self.run_script("docvqa.py", "--out", "d", "--limit", 1, "--protocol", "lmms-eval", "--fidelity", 0, "--kv", "f16")
+        self.assertEqual(status, 0, err)
+        self.assertIn("docvqa.py: note: pocket knows the questions of our own sets alone", err)
         row = json.loads((self.folder / "d/pocket/f16/answers.jsonl").read_text())
         self.assertTrue(row["prompt"].endswith("?\nAnswer the question using a single word or phrase."), row["prompt"])
         self.assertEqual(row["settings"]["max_tokens"], 32)

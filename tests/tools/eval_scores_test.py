@@ -3,16 +3,21 @@
 What needs pycocoevalcap and Java runs where tools/eval/setup.sh has put them (build/eval-venv), and skips elsewhere.
 """
 
+import contextlib
+import dataclasses
+import io
 import json
 import random
 import shutil
 import sys
 import unittest
 
-from eval_case import HELDOUT, WithModel, python_with_scorers
+from eval_case import HELDOUT, EvalCase, WithModel, python_with_scorers
 from eval_packages import WithPackages
 
 import scorers  # noqa: E402  (of tools/eval)
+import table  # noqa: E402
+from results import Result  # noqa: E402
 
 # (answer, accepted answers, value, how it comes about by hand)
 PAIRS = [
@@ -96,8 +101,34 @@ class Packages(WithPackages):
         (first, second) = (self.scored("lmms-eval", "--skip", "METEOR", blank=blank) for blank in (" ", "\u2028"))
         self.assertEqual(first["items"], second["items"])
 
+    def test_the_tokenizer_s_own_output_is_not_shown(self):
+        annotations, results = self.files()
+        status, _, err = self.run_script("coco.py", "--out", "out", "--annotations", annotations, "--results", results, "--protocol",
+                                         "lmms-eval", python=python_with_scorers())  # fmt: skip
+        self.assertEqual((status, err), (0, ""))
+
     def test_raw_scores_are_those_of_strings_as_they_are(self):
         self.compare(self.scored("vlmevalkit"), *self.direct("print_raw", *self.files()))
+
+
+class Printed(EvalCase):
+    ROWS = [Result("m", spec, "captions", "heldout-first-2", "native", {"0": {}, "1": {}}, {"exact": 1.0, "slots": 0.5, "CIDEr": 1.0})
+            for spec in ("f16", "kivi,bits=1,residual=32")]  # fmt: skip
+
+    def test_a_narrow_table(self):
+        for width in (40, 60, 80):
+            lines = table.narrow(self.ROWS, width).splitlines()
+            self.assertLessEqual(max(map(len, lines)), width, lines)
+            self.assertEqual(lines[0], "heldout-first-2, protocol native, n = 2"[:width])
+            self.assertEqual([line for line in lines if line.startswith("m: ")], ["m: f16", "m: kivi,bits=1,residual=32"])
+            self.assertIn("facts 0.5000", " ".join(lines))
+
+    def test_a_file_has_markdown(self):
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            table.show(self.ROWS, self.folder)
+        self.assertEqual((self.folder / "results.md").read_text(), said.getvalue())
+        self.assertIn("| exact | facts | CIDEr |", said.getvalue())
+        self.assertNotIn("\x1b", table.table([dataclasses.replace(self.ROWS[0], spec="\x1b[31m|")]))
 
 
 class Unavailable(WithModel):
@@ -109,7 +140,7 @@ class Unavailable(WithModel):
             self.assertFalse((self.folder / "out").exists())
         status, out, err = self.run_script(*command, "--fidelity", 0, "--skip", "pycocoevalcap")
         self.assertEqual(status, 0, err)
-        self.assertIn("| exact | slots | stored bits |", out)
+        self.assertIn("| exact | facts | stored bits |", out)
         self.assertIn("skipped: BLEU-1, BLEU-2, BLEU-3, BLEU-4, METEOR, ROUGE_L, CIDEr", err)
 
     def test_what_is_skipped_is_a_scorer_of_the_run(self):

@@ -126,11 +126,6 @@ class Merged(WithModel):
         record.write_text(before)
         self.run_well(*command)
 
-    def test_a_shard_is_refused_beside_itself_and_beside_a_whole_run(self):
-        self.run_well(*COMMAND, "--out", "out", "--shard", "1/2")
-        self.assert_refused(self.run_script(*COMMAND, "--out", "out"), "shards was 2 and is 1")
-        self.assert_refused(self.run_script(*COMMAND, "--out", "out", "--shard", "1/3"), "shards was 2 and is 3")
-
 
 class Started(WithModel):
     """By the schedulers' own programs."""

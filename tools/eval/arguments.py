@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import Callable
 
 import protocols
+from errors import printable
 from models import ROOT
 from shards import Shard, parse_shard, shard_of
 
 BUILD = Path(os.environ.get("KVLM_BUILD", ROOT / "build" / "release"))
 
 
+class Parser(argparse.ArgumentParser):
+    """Whose messages show control characters of arguments as escapes."""
+
+    def error(self, message: str):
+        self.print_usage(sys.stderr)
+        self.exit(2, f"{self.prog}: error: {printable(message, 1000)}\n")
+
+
 def parser(
-    description: str, annotations: str, annotations_help: str, *, names: tuple[str, ...] = protocols.NAMES,
+    description: str, annotations: str | None, annotations_help: str, *, names: tuple[str, ...] = protocols.NAMES,
     default: str = "native for our own sets, lmms-eval for others", pictures: tuple[str, ...] = ("images",),
     model: str = "pocket", policies: str = "f16", limit: int | None = None, results: bool = True,
 ) -> argparse.ArgumentParser:  # fmt: skip
     """`names`: protocols, of which `default` is said to be the default; `pictures`: names of their folder's option."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Start the same command again to go on where a run ended. Files, protocols and shards: docs/evaluation.md.",
     )  # fmt: skip
@@ -36,11 +46,11 @@ def parser(
 
 
 def _add_data(
-    made: argparse.ArgumentParser, annotations: str, annotations_help: str, pictures: tuple[str, ...], limit: int | None
+    made: argparse.ArgumentParser, annotations: str | None, annotations_help: str, pictures: tuple[str, ...], limit: int | None
 ) -> None:
     """Which records are scored, and which settings are fitted to."""
     add = made.add_argument
-    heldout = ROOT / "tools" / "pocket" / "heldout" / annotations
+    heldout = ROOT / "tools" / "pocket" / "heldout" / annotations if annotations else None
     add("--out", type=Path, required=True, help="folder for answers, results and scores; of one command's settings")
     add("--annotations", type=Path, default=heldout, help=f"{annotations_help}; default: our own held-out set")
     add(*(f"--{name}" for name in pictures), dest="images", metavar="FOLDER", type=Path,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-from files import Split
+from records import Split
 from results import Result
 
 NORMAL_95 = 1.96

@@ -5,7 +5,7 @@
     python3 tools/eval/coco.py --out OUT --annotations FILE --results captions_val2014_NAME_results.json
 
 Asks `vlm-run --batch` once a spec, writes captions_<split>_<name>_results.json and scores with pycocoevalcap
-(tools/eval/setup.sh). Without --annotations: our own held-out scenes, with `exact` and `slots` besides.
+(tools/eval/setup.sh). Without --annotations: our own held-out scenes, with `exact` and facts as well.
 """
 
 import sys
@@ -15,7 +15,7 @@ import arguments
 import files
 import pipeline
 from errors import run_main
-from table import table
+from table import show
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def main() -> int:
     split = files.read_captions(options.annotations, options.images)
     if options.instances:
         split = files.with_objects(split, options.instances)
-    print(table(pipeline.evaluate(task, split, options)), end="")
+    show(pipeline.evaluate(task, split, options), options.out)
     return 0
 
 

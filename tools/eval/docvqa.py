@@ -14,7 +14,7 @@ import arguments
 import files
 import pipeline
 from errors import run_main
-from table import table
+from table import show
 
 
 def main() -> int:
@@ -22,7 +22,7 @@ def main() -> int:
     task = pipeline.Task(files.read_documents, lambda split, name: f"docvqa_{split.name}_{name}.json",
                          files.answer_results, files.read_answer_results)  # fmt: skip
     split = files.read_documents(options.annotations, options.images)
-    print(table(pipeline.evaluate(task, split, options)), end="")
+    show(pipeline.evaluate(task, split, options), options.out)
     return 0
 
 

@@ -5,6 +5,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -135,6 +136,14 @@ class Catalogue:
             for part in parse(spec)
         ]
         return " + ".join(map(str, kept))
+
+    def unknown(self, specs: list[str]) -> list[str]:
+        """The policies that these specs name and the build lacks; what is no spec names none."""
+        names = set()
+        for spec in specs:
+            with contextlib.suppress(ValueError):
+                names |= {part.name for part in parse(spec)}
+        return sorted(names - self.kinds.keys())
 
     def kind(self, spec: str) -> str:
         """quantizer, retention or both, of what a spec does; f16 alone is a quantizer."""

@@ -21,10 +21,10 @@ import protocols
 import video_protocols
 from descriptions import DESCRIPTIONS, is_of_pictures, read_any
 from errors import EvaluationError, run_main
-from files import CAPTIONS, Split
+from records import CAPTIONS, Split
 from pipeline import Task, evaluate
 from protocols import Protocol
-from table import table
+from table import show
 
 PREFIXKV = "prefixkv"
 METRICS = ("ROUGE-L F1",)
@@ -91,7 +91,7 @@ def main() -> int:
     split = replace(split, name=split.name + told)
     task = Task(read_any, lambda split, name: f"own_{split.task}_{split.name}_{name}.json", results,
                 protocol=functools.partial(find_protocol, flags=flags), against_own=True)  # fmt: skip
-    print(table(evaluate(task, split, options)), end="")
+    show(evaluate(task, split, options), options.out)
     return 0
 
 

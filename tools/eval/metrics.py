@@ -22,7 +22,8 @@ FORCED = ("KL", "top1", "perplexity")
 
 # The score on which a task's claims are decided: the first of these that its results have. Chosen before any was measured.
 PRIMARY = (
-    "slots", "CIDEr", "raw CIDEr", "ANLS", "accuracy", "facts", "right", "ROUGE-L F1", "ROUGE_L", "answers", "exact",
+    "slots", "CIDEr", "raw CIDEr", "ANLS", "relaxed accuracy", "VQA accuracy", "accuracy", "facts", "right", "ROUGE-L F1",
+    "ROUGE_L", "answers", "exact",
 )
 
 # exp(sum / sum) over records: perplexity is of all tokens, whichever record they are of. `nll` is in nats a record.

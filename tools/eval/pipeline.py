@@ -15,15 +15,18 @@ import protocols
 import scorers
 import specs
 from arguments import place
-from errors import EvaluationError
+from errors import EvaluationError, note, say
 from factors import normal
-from files import Split
-from models import Model, find_model
+from models import ROOT, Model, find_model
 from protocols import Protocol
+from records import Split
 from results import Result, write_results
 from runs import FORCED_TOGETHER, Folder, Plan, Programs, refuse_other, require_specs, slug
 from shards import Shard
 from storage import Lock, digest, read_json, sweep, write_json, write_lines
+
+
+HARNESSES = ("lmms-eval", "vlmevalkit", "internvl")  # protocols whose words the bundled models were not trained on
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,17 @@ def evaluate(task: Task, split: Split, options: argparse.Namespace) -> list[Resu
     jobs = [(models[model], spec) for model in models for spec in dict.fromkeys(options.kv or ["f16"])]
     _refuse_namesakes(jobs)
     metrics = _metrics(split, ways[jobs[0][0].name], options)
+    split = split.with_images(options.out / "images")
     split.require_pictures()
+    for model, way in ways.items():
+        if models[model].folder.is_relative_to(ROOT) and way.name in HARNESSES:
+            note(f"{model} knows the questions of our own sets alone, so its scores in the words of {way.name} are near 0; give "
+                 "--protocol native, or a published model")  # fmt: skip
     for departs in dict.fromkeys(way.departs for way in ways.values() if way.departs):
-        _say(f"protocol {name}: {departs}")
+        say(f"protocol {name}: {departs}")
     shard = _shards_of(options.out) if options.merge else place(options)
-    fitted_to = tune_on and digest(b"".join(path.read_bytes() for path in tune_on.files))
-    plan = Plan(split, name, options.device, options.limit, options.tune, fitted_to,
-                options.fidelity, shard,
-                options.threads, options.batch_size, options.jobs)  # fmt: skip
+    plan = Plan(split, name, options.device, options.tune, tune_on is not None, options.fidelity, shard, options.threads,
+                options.batch_size, options.jobs)  # fmt: skip
     folder = Folder(options.out, plan, Programs(options.build), shlex.join(sys.argv))
     if not options.merge:
         require_specs(folder.programs, jobs, tuned=bool(split.tuning))
@@ -91,7 +97,7 @@ def _run(folder: Folder, jobs: list[tuple[Model, str]], ways: dict[str, Protocol
             for number, done in enumerate(concurrent.futures.as_completed(waiting), 1):
                 done.result()
                 model, spec = waiting[done]
-                _say(f"{number} of {len(jobs)}: {model.name}, {spec}: {len(count)} records answered{part}")
+                say(f"{number} of {len(jobs)}: {model.name}, {spec}: {len(count)} records answered{part}")
             forced = [pool.submit(_force, folder, model, specs, ways) for model, specs in _by_model(mine, FORCED_TOGETHER)]
             for done in concurrent.futures.as_completed(forced):
                 done.result()
@@ -118,10 +124,10 @@ def _take_whole(folder: Folder, jobs: list[tuple[Model, str]]) -> bool:
     """Whether this shard, having ended, is the one to merge: nobody else is at work and nothing is missing."""
     shard = folder.plan.shard
     if not folder.take_whole():
-        _say(f"shard {shard} is done; others are at work, and the last one merges")
+        say(f"shard {shard} is done; others are at work, and the last one merges")
         return False
     if not all(folder.answered(model, spec) for model, spec in jobs):
-        _say(f"shard {shard} is done; the last of {shard.count} merges")
+        say(f"shard {shard} is done; the last of {shard.count} merges")
         return False
     return True
 
@@ -132,8 +138,7 @@ def _merge(
 ) -> list[Result]:  # fmt: skip
     split = folder.plan.split
     policies = folder.programs.run("vlm-kv", ["list", "--json"])
-    letter = ways[jobs[0][0].name].letter
-    scorer = scorers.Scorer(split, metrics, letter)
+    scorer = scorers.Scorer(split, metrics, ways[jobs[0][0].name])
     for model, of_model in _by_model(jobs) if split.scored else []:
         for spec in of_model:
             folder.rows(model, spec)  # nothing is forced while answers are missing
@@ -141,15 +146,16 @@ def _merge(
     rows = []
     for model, spec in jobs:
         found = folder.rows(model, spec)
-        texts = {key: row["text"].strip() for key, row in found.items()}
+        way = ways[model.name]
+        texts = {key: way.answer(row["text"]) for key, row in found.items()}
         at = folder.spec(model, spec)
         standard = at / task.results_name(split, f"{folder.model(model).name}-{slug(spec)}")
         write_json(standard, task.results(split, texts))
         if not split.scored:
-            _say(f"{split.path} has no answers, so nothing is scored; {standard} can be submitted")
+            say(f"{split.path} has no answers, so nothing is scored; {standard} can be submitted")
             continue
         if task.against_own:
-            scorer = scorers.Scorer(_own_answers(folder, model), metrics, letter)
+            scorer = scorers.Scorer(_own_answers(folder, model), metrics, way)
         scores = scorer.score(texts)
         write_lines(at / f"samples_{split.task}.jsonl", _samples(split, texts, scores))
         fidelity = folder.fidelity(model, spec) or {}
@@ -204,6 +210,8 @@ def _score_file(task: Task, split: Split, protocol: str, options: argparse.Names
     metrics = _metrics(split, way, options)
     assert task.read_results is not None
     texts = task.read_results(options.results, split)
+    if protocol == "lmms-eval":  # strips before it scores
+        texts = {key: way.answer(text) for key, text in texts.items()}
     with Lock(options.out / ".lock"):
         record, settings = options.out / "run.json", {
             "--results": str(options.results), "content": digest(options.results.read_bytes()), "protocol": protocol,
@@ -212,7 +220,7 @@ def _score_file(task: Task, split: Split, protocol: str, options: argparse.Names
         if record.exists():
             refuse_other(record, settings, options.out)
         write_json(record, settings)
-        scores = scorers.Scorer(split, metrics, way.letter).score(texts)
+        scores = scorers.Scorer(split, metrics, way).score(texts)
         row = Result(
             model=options.results.name, spec="-", task=split.task, split=split.name, protocol=protocol,
             items={str(key): value for key, value in scores.items.items()}, scores=scores.corpus, clusters=_clusters(split),
@@ -238,7 +246,7 @@ def _metrics(split: Split, protocol: Protocol, options: argparse.Namespace) -> t
         return ()
     metrics = scorers.plan_metrics(protocol.metrics, options.skip, getattr(options, "spice", False))
     if left_out := [name for name in protocol.metrics if name not in metrics]:
-        _say(f"skipped: {', '.join(left_out)}")
+        say(f"skipped: {', '.join(left_out)}")
     return metrics
 
 
@@ -276,10 +284,6 @@ def _normal(spec: str) -> str:
 def _shards_of(out: Path) -> Shard:
     record = out / "run.json"
     before = read_json(record) if record.exists() else {}
-    if not isinstance(before, dict) or not isinstance(before.get("shards"), int):
+    if not isinstance(before, dict) or not isinstance(before.get("shards"), int) or not 1 <= before["shards"] < 10**6:
         raise EvaluationError(f"--merge: {out} holds no run; start its shards first")
     return Shard(1, before["shards"])
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -6,11 +6,13 @@ import math
 import re
 import sys
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
 from groups import Estimate
 from errors import EvaluationError
+from metrics import title
 from significance import FEWEST
 from summary import KINDS, Row, Summary
 
@@ -25,7 +27,23 @@ SERIES_A_PANEL = len(COLORS)
 PANELS_A_PAGE = 4
 NAME_WIDTH = 46
 MARKER_WIDTH = 0.009  # of an axis
-FILE_NAME = re.compile(r"\d{2,}_(bits|speed|retained|error|objects)(-\d+)?\.png")
+FORMATS = ("png", "svg", "pdf")
+STYLES_OF_PAGES = ("screen", "paper")
+FILE_NAME = re.compile(rf"\d{{2,}}_(bits|speed|retained|error|objects)(-\d+)?\.({'|'.join(FORMATS)})")
+UNDATED = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same bytes each time
+COLUMN_INCHES = 3.3  # of a page with two columns
+
+
+@dataclass(frozen=True)
+class Look:
+    """Files of a plot, and whether they are for a paper: one panel a file, as wide as a column, in 8 pt, without a title."""
+
+    formats: tuple[str, ...] = ("png",)
+    paper: bool = False
+
+    @property
+    def panels(self) -> int:
+        return 1 if self.paper else PANELS_A_PAGE
 
 
 def import_matplotlib():
@@ -53,17 +71,23 @@ def import_matplotlib():
     return matplotlib.pyplot
 
 
-def draw(summaries: list[Summary], folder: Path, resamples: int, seed: int) -> dict[int, dict[str, list[str]]]:
-    """Draws every picture that there are figures for into `folder`; file names by what they show, by setting's number."""
+def draw(
+    summaries: list[Summary], folder: Path, resamples: int, seed: int, look: Look = Look()
+) -> dict[int, dict[str, list[str]]]:
+    """Draws every plot that there are figures for into `folder`; file names by what they show, by setting's number. Of a plot
+    in several formats the first that a page can show is named."""
     plt = import_matplotlib()
-    return {summary.number: _Plotter(plt, summary, folder, resamples, seed).all() for summary in summaries}
+    fonts = {"font.size": 8 if look.paper else 9, "svg.hashsalt": "kvlm", "pdf.fonttype": 42}
+    with plt.rc_context(fonts):
+        return {summary.number: _Plotter(plt, summary, folder, resamples, seed, look).all() for summary in summaries}
 
 
 class _Plotter:
-    """Pictures of one setting."""
+    """Plots of one setting."""
 
-    def __init__(self, plt, summary: Summary, folder: Path, resamples: int, seed: int):
+    def __init__(self, plt, summary: Summary, folder: Path, resamples: int, seed: int, look: Look):
         self.plt, self.summary, self.folder, self.resamples, self.seed = plt, summary, folder, resamples, seed
+        self.look = look
         self.written: dict[str, list[str]] = {}
 
     def all(self) -> dict[str, list[str]]:
@@ -95,13 +119,13 @@ class _Plotter:
         placed = [row for row in self.summary.rows if where(row) and row is not plain]
         if not placed:
             return
-        pages = panels(_families(placed, where), PANELS_A_PAGE)
+        pages = panels(_families(placed, where), self.look.panels)
         shown_rows = [*placed, *([plain] if plain else [])]
         values = [x for row in shown_rows for x in _span(row.scores[metric])]
         xs = [where(row) for row in shown_rows if where(row)]
         for page, shown in enumerate(pages):
             figure, axes = self._figure(len(shown))
-            for axis, (title, families) in zip(axes, shown):
+            for axis, (heading, families) in zip(axes, shown):
                 if joined:
                     _log2(axis, xs)
                 else:
@@ -111,13 +135,15 @@ class _Plotter:
                 self._curves(axis, families, where, joined)
                 if plain and where(plain):
                     axis.plot([where(plain)], [plain.scores[metric].value], color="black", marker="*", ms=9, ls="")
-                axis.set_title(title, fontsize=9, loc="left")
-                axis.set_ylabel(_plain(metric))
+                if not self.look.paper:
+                    axis.set_title(heading, fontsize=9, loc="left")
+                axis.set_ylabel(_plain(title(metric)))
                 _limits(axis, values)
                 self._legend(axis)
-            axes[-1].set_xlabel(f"{label}\npoints that would cover one another stand side by side; ticks at the foot: their true places")
-            title = f"{metric} against {'stored bits' if kind == 'bits' else 'speed of decoding'}"
-            self._finish(figure, kind, page, len(pages), title, interval=True)
+            places = "\npoints that would cover one another are side by side; ticks at the foot: their true places"
+            axes[-1].set_xlabel(label.split(",")[0] if self.look.paper else label + places)
+            about = f"{title(metric)} against {'stored bits' if kind == 'bits' else 'speed of decoding'}"
+            self._finish(figure, kind, page, len(pages), about, interval=True)
 
     def _curves(self, axis, families: list[tuple[str, list[Row]]], where: Callable[[Row], float], joined: bool) -> None:
         """A curve a policy, and where its points truly are at the foot. The limits of the axis are set before."""
@@ -141,7 +167,7 @@ class _Plotter:
             )
 
     def layers(
-        self, kind: str, label: str, title: str, curves: dict[int, list[float]], top: float | None = None
+        self, kind: str, label: str, heading: str, curves: dict[int, list[float]], top: float | None = None
     ) -> None:
         """A figure of each layer, up to `top` or on a logarithmic scale; specs whose curves are the same to four digits
         are one line."""
@@ -149,7 +175,7 @@ class _Plotter:
         for number, curve in curves.items():
             same.setdefault(tuple(float(f"{value:.4g}") for value in curve), []).append(number)
         rows = panels(list(same.items()), SERIES_A_PANEL)
-        pages = panels(rows, PANELS_A_PAGE)
+        pages = panels(rows, self.look.panels)
         positive = [value for curve in same for value in curve if value > 0]
         for page, shown in enumerate(pages):
             figure, axes = self._figure(len(shown))
@@ -173,7 +199,7 @@ class _Plotter:
                 axis.xaxis.get_major_locator().set_params(integer=True)
                 self._legend(axis)
             axes[-1].set_xlabel("layer")
-            self._finish(figure, kind, page, len(pages), title + "; equal curves are one line")
+            self._finish(figure, kind, page, len(pages), heading + "; equal curves are one line")
 
     def objects(self) -> None:
         """As 1BitVKV's figure 1."""
@@ -185,7 +211,7 @@ class _Plotter:
             row for row in self.summary.rows if row is not plain and any(row.result.spec in x.scores for x in objects)
         ]
         groups = panels(rows, SERIES_A_PANEL) or ([[]] if plain else [])
-        pages = panels(groups, PANELS_A_PAGE)
+        pages = panels(groups, self.look.panels)
         values = [end for x in objects for estimate in x.scores.values() for end in _span(estimate)]
         for page, shown in enumerate(pages):
             figure, axes = self._figure(len(shown))
@@ -205,14 +231,14 @@ class _Plotter:
                         ls=STYLES[i],
                         label=_name(row.result.spec, [row]),
                     )
-                axis.set_ylabel(_plain(self.summary.metric))
+                axis.set_ylabel(_plain(title(self.summary.metric)))
                 _limits(axis, values)
                 axis.set_xticks([x.count for x in objects], [f"{x.label}\nn = {x.n}" for x in objects])
                 axis.tick_params(labelbottom=True)
                 self._legend(axis)
             axes[-1].set_xlabel("objects in the image")
             self._finish(
-                figure, "objects", page, len(pages), f"{self.summary.metric} by number of objects", interval=True
+                figure, "objects", page, len(pages), f"{title(self.summary.metric)} by number of objects", interval=True
             )
 
     def _by_count(self, axis, row: Row, place: int, places: int, **style) -> None:
@@ -244,21 +270,24 @@ class _Plotter:
         return "\n= ".join(names) + (f"\nand {len(numbers) - 3} more" if len(numbers) > 3 else "")
 
     def _figure(self, count: int):
+        size = (COLUMN_INCHES, 3.6) if self.look.paper else (10, 3.1 * count + 0.9)
         figure, axes = self.plt.subplots(
-            count, 1, figsize=(10, 3.1 * count + 0.9), squeeze=False, sharex=True, layout="constrained"
+            count, 1, figsize=size, squeeze=False, sharex=True, layout="constrained"
         )
         return figure, [row[0] for row in axes]
 
-    @staticmethod
-    def _legend(axis) -> None:
+    def _legend(self, axis) -> None:
+        if self.look.paper:  # below, where a column has room
+            axis.legend(loc="upper left", bbox_to_anchor=(-0.1, -0.28), fontsize=6, frameon=False, borderaxespad=0)
+            return
         axis.legend(
             loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8, frameon=False, borderaxespad=0, labelspacing=0.6
         )
 
-    def _finish(self, figure, kind: str, page: int, pages: int, title: str, interval: bool = False) -> None:
+    def _finish(self, figure, kind: str, page: int, pages: int, heading: str, interval: bool = False) -> None:
         summary, setting = self.summary, self.summary.group.setting
         if pages > 1:
-            title += f" (page {page + 1} of {pages})"
+            heading += f" (page {page + 1} of {pages})"
         length = (
             f"{summary.prompt_tokens:.0f} prompt tokens"
             if summary.prompt_tokens is not None
@@ -271,11 +300,14 @@ class _Plotter:
             few = f", of {FEWEST} images or more" if kind == "objects" else ""
             counts += f"; 95 % bootstrap intervals ({self.resamples} resamples, seed {self.seed}){few}"
         lines = [line for text in (about, counts) for line in textwrap.wrap(text, 110)]
-        figure.suptitle(_plain("\n".join([title, *lines])), fontsize=9, x=0.01, ha="left")
-        name = f"{summary.number:02}_{kind}{f'-{page + 1}' if page else ''}.png"
-        figure.savefig(self.folder / name, dpi=110, metadata={"Software": None})
+        if not self.look.paper:
+            figure.suptitle(_plain("\n".join([heading, *lines])), fontsize=9, x=0.01, ha="left")
+        name = f"{summary.number:02}_{kind}{f'-{page + 1}' if page else ''}"
+        for ending in self.look.formats:
+            figure.savefig(self.folder / f"{name}.{ending}", dpi=300 if self.look.paper else 110, metadata=UNDATED[ending])
         self.plt.close(figure)
-        self.written.setdefault(kind, []).append(name)
+        shown = next((ending for ending in self.look.formats if ending != "pdf"), "pdf")
+        self.written.setdefault(kind, []).append(f"{name}.{shown}")
 
 
 def _families(rows: list[Row], where: Callable[[Row], float]) -> list[tuple[str, list[tuple[str, list[Row]]]]]:

@@ -3,7 +3,7 @@
 
     python3 tools/eval/report.py --out OUT OUT_A/results.json OUT_B/results.json
 
-Writes report.md with its plots (.png), overview.md (its first part: verdicts and scores, a column a setting),
+Writes report.md with its plots (--format), overview.md (its first part: verdicts and scores, a column a setting),
 scores.csv, claims.csv and report.json. Results are compared within a setting (model, task, split, protocol) and over the
 same records; other results are refused with the first record that differs. The same results give the same files. Needs
 numpy, and matplotlib unless --skip plots (tools/eval/setup.sh).
@@ -23,7 +23,7 @@ import page
 import plots
 import significance
 from comparison import ClaimRow, Comparison
-from errors import EvaluationError, printable, run_main
+from errors import EvaluationError, note, printable, run_main
 from factors import Catalogue
 from groups import Estimate, grouped, setting_of
 from results import Result, read_results
@@ -34,7 +34,7 @@ SKIPPABLE = ("plots",)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "results", nargs="+", type=Path, metavar="RESULTS.json", help="of coco.py, docvqa.py and the others"
     )
@@ -47,6 +47,9 @@ def main() -> int:
     parser.add_argument(
         "--skip", action="append", default=[], choices=SKIPPABLE, help="leave out, where matplotlib is missing"
     )
+    parser.add_argument("--format", action="append", choices=plots.FORMATS, help="of the plots; repeatable (default: png)")
+    parser.add_argument("--style", choices=plots.STYLES_OF_PAGES, default="screen",
+                        help="of the plots; paper: a file a panel, one column wide, 8 pt, no title (default: screen)")  # fmt: skip
     arguments.add_build(parser)
     options = parser.parse_args()
     if options.resamples < 1:
@@ -60,7 +63,8 @@ def main() -> int:
     if "plots" not in options.skip:
         plots.import_matplotlib()
     summaries = read(options.results, options.build, options.resamples, options.seed, tuple(options.metric))
-    write(options.out, summaries, options.resamples, options.seed, "plots" not in options.skip)
+    look = plots.Look(tuple(dict.fromkeys(options.format or ["png"])), options.style == "paper")
+    write(options.out, summaries, options.resamples, options.seed, None if "plots" in options.skip else look)
     print(options.out / "report.md")
     return 0
 
@@ -69,10 +73,7 @@ def read(paths: list[Path], build: Path, resamples: int, seed: int, wanted: tupl
     """What the files' results amount to, a summary for every setting; EvaluationError names what cannot be used."""
     results: list[Result] = []
     for path in paths:
-        try:
-            results += read_results(path)
-        except ValueError as error:
-            raise EvaluationError(str(error)) from None
+        results += read_results(path)
     if not results:
         raise EvaluationError(f"{paths[0]} has no results; make some with coco.py or docvqa.py")
     if empty := next((x for x in results if not x.items or not x.scores), None):
@@ -81,6 +82,9 @@ def read(paths: list[Path], build: Path, resamples: int, seed: int, wanted: tupl
             "leave it out, or make it again"
         )
     catalogue = Catalogue.from_program(build / "tools" / "vlm-kv")
+    if unknown := catalogue.unknown([x.spec for x in results if x.spec != "-"]):
+        note(f"{', '.join(unknown)} is unknown to {build / 'tools' / 'vlm-kv'}, so its kind and options are too; name the build "
+             "that has it with --build")  # fmt: skip
     groups = grouped(results, resamples=resamples, seed=seed, metrics_wanted=wanted)
     known = dict.fromkeys(metric for group in groups for metric in group.scores)
     if strange := [metric for metric in wanted if metric not in known]:
@@ -90,13 +94,15 @@ def read(paths: list[Path], build: Path, resamples: int, seed: int, wanted: tupl
     return [summarise(i, group, catalogue) for i, group in enumerate(groups, 1)]
 
 
-def write(folder: Path, summaries: list[Summary], resamples: int, seed: int, with_plots: bool = True) -> None:
+def write(
+    folder: Path, summaries: list[Summary], resamples: int, seed: int, look: plots.Look | None = plots.Look()
+) -> None:
     """The files of a report, the page last. Plots of an earlier one are deleted: there may have been more."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         if plots.FILE_NAME.fullmatch(path.name):
             path.unlink()
-    pictures = plots.draw(summaries, folder, resamples, seed) if with_plots else None
+    pictures = plots.draw(summaries, folder, resamples, seed, look) if look else None
     write_text(folder / "scores.csv", _csv(_score_rows(summaries)))
     write_text(folder / "claims.csv", _csv(_claim_rows(summaries)))
     write_json(folder / "report.json", as_json(summaries, resamples, seed))

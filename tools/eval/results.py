@@ -6,11 +6,14 @@ and the plots read them, also from results.json, so that a page can be made agai
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from storage import write_json
+from errors import EvaluationError, guarded, printable
+from storage import read_json, write_json
+
+TEXTS = ("model", "spec", "task", "split", "protocol", "device", "command")
+NUMBERS = ("stored_bits", "nominal_bits", "tokens_per_second", "prompt_tokens", "kl", "top1", "layer_records", "residual")
 
 
 @dataclass
@@ -67,26 +70,45 @@ class Result:
 
     @classmethod
     def from_json(cls, row: dict) -> Result:
-        """The row that to_json wrote; ValueError names a field that is missing or unknown."""
+        """The row that to_json wrote; ValueError names a field that is missing, unknown or of another kind."""
         known = {part.name for part in fields(cls)}
         if strange := sorted(row.keys() ^ known):
             what = "an unknown field" if strange[0] in row else "no field"
             raise ValueError(f"a result has {what} {strange[0]!r}; expected those of tools/eval/results.py")
+        right = {name: isinstance(row[name], str) for name in TEXTS}
+        right |= {name: row[name] is None or _is_number(row[name]) for name in NUMBERS}
+        right |= {name: _is_map(row[name], _is_number) for name in ("scores", *(["objects"] if row["objects"] else []))}
+        right |= {name: not row[name] or _is_map(row[name], lambda x: isinstance(x, str)) for name in ("clusters", "versions")}
+        right |= {name: row[name] is None or isinstance(row[name], list) and all(map(_is_number, row[name]))
+                  for name in ("retained", "layer_error")}  # fmt: skip
+        right |= {"items": _is_map(row["items"], lambda x: _is_map(x, _is_number)), "seed": isinstance(row["seed"], int)}
+        if wrong := next((name for name, fits in right.items() if not fits), None):
+            raise ValueError(f"a result has {wrong!r} {printable(row[wrong], 60)}, which is of another kind than results.py has it")
         return cls(**row)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _is_map(value: object, fits) -> bool:
+    return isinstance(value, dict) and all(map(fits, value.values()))
 
 
 def write_results(path: Path, results: list[Result]) -> None:
     write_json(path, [result.to_json() for result in results])
 
 
+@guarded
 def read_results(path: Path) -> list[Result]:
-    """Rows of write_results; ValueError with the path."""
+    """Rows of write_results; EvaluationError with the path."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8-sig"))
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise ValueError("expected a list of results; give the results.json of a run")
+        rows = read_json(path)
+    except EvaluationError as error:
+        raise EvaluationError(str(error).replace("is no JSON file", "is not a file of results")) from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise EvaluationError(f"{path} is not a file of results: expected a list; give the results.json of a run")
+    try:
         return [Result.from_json(row) for row in rows]
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}; give the results.json of a run") from None
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is not a file of results: {error}") from None
+    except ValueError as error:
+        raise EvaluationError(f"{path} is not a file of results: {error}") from None

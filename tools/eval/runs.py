@@ -1,12 +1,14 @@
 """Runs the programs for an evaluation: one (model, spec, shard) is one `vlm-run --batch` into a folder of --out.
 
-    OUT/run.json                    what decides the answers: task, files, protocol, limits, shards; another's are refused
+    OUT/run.json                    what decides the answers: task, protocol, device, calibration; another's are refused
+    OUT/records.json                id -> digest of a record's question and image; another record of that id is refused
     OUT/MODEL/requests.jsonl        what is asked; references.jsonl: what fidelity forces; tuning.jsonl, profile.json
     OUT/MODEL/SPEC/answers.jsonl    vlm-run's own file, to which a second start adds what is missing
     OUT/MODEL/SPEC/run.json         command, versions, device; written before the first answer
     OUT/MODEL/SPEC/fidelity.json    KL, top-1 and stored bits, over the references
 
-With shards, requests, answers and run.json are x.I-of-N.jsonl. Standard library only.
+With shards, requests, answers and run.json are x.I-of-N.jsonl. --limit may change, and the number of shards, and the folder
+of the data: what is answered stays, by record. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import specs
-from errors import EvaluationError, printable
-from files import Item, Split
+from errors import EvaluationError, guarded, printable
 from models import ROOT, Model
 from protocols import Protocol
+from records import Item, Split
 from shards import Shard, without_shard
 from storage import Lock, digest, read_json, write_json, write_lines, write_text
 
@@ -36,6 +38,8 @@ LIBC = ctypes.CDLL(None)  # loaded before there are threads
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 FORCED_TOGETHER = 8  # specs of a call: each holds a batch of records while the plain cache is read
 LAYER_RECORDS = 2  # of fidelity: a curve over layers asks for no small intervals, and takes longer than all else
+OF_PLAN = ("--results", "task", "protocol", "--device", "--tune", "--tune-on", "tuning")  # of run.json, what must stay
+OF_ROW = {"id": (int, str), "text": str, "kv": dict, "timings": dict, "generated_tokens": int, "prompt_tokens": int}
 DECIDES = ("model", "fingerprint", "spec", "version", "arguments", "profile")  # of a spec's run.json
 
 
@@ -53,7 +57,10 @@ class Programs:
         """Standard output. With `show`, its progress is seen; EvaluationError holds what it said last."""
         program = self.build / "tools" / name
         if not program.is_file():
-            raise EvaluationError(f"{program} is not built; run tools/demo.sh, or name the build folder with --build")
+            raise EvaluationError(
+                f"{program} is not built; build it (cmake --preset release, cmake --build --preset release --target vlm-run "
+                "vlm-kv), or name another build folder with --build"
+            )
         parent = os.getpid()
 
         def end_with_parent() -> None:
@@ -96,9 +103,8 @@ class Plan:
     split: Split
     protocol: str
     device: str
-    limit: int | None
     tune: int
-    tune_on: str | None  # digest of the file
+    tune_on: bool  # whether the tuning records are of another file
     forced: int  # records of fidelity
     shard: Shard
     threads: int = 0
@@ -106,21 +112,33 @@ class Plan:
     jobs: int = 1
 
     def describe(self) -> dict:
-        """Of everything that decides the answers. Sizes of batches and the like do not."""
+        """Of what the answers are: OF_PLAN decides them, the rest tells a reader what was asked last."""
+        tuning = digest("".join(map(record_key, self.split.tuning))) if self.split.tuning else None
         return {
             "--results": None,
             "task": self.split.task,
             "annotations": self.split.path.name,
-            "content": digest(b"".join(path.read_bytes() for path in self.split.files)),
-            "--limit": self.limit,
+            "split": self.split.name,
             "--tune": self.tune,
             "--tune-on": self.tune_on,
-            "split": self.split.name,
+            "tuning": tuning,
             "protocol": self.protocol,
             "--device": self.device,
             "--fidelity": self.forced,
             "shards": self.shard.count,
         }
+
+
+def record_key(item: Item) -> str:
+    """Of what is asked: the question and the image's contents, wherever its file is. Of a video, which may be large, its
+    name and size."""
+    shown = [item.image.name, item.image.stat().st_size] if item.video else _contents(item.image)
+    return digest(json.dumps([item.question, item.choices, shown]))
+
+
+@functools.lru_cache(maxsize=100_000)
+def _contents(image: Path) -> str:
+    return digest(image.read_bytes())
 
 
 def slug(text: str) -> str:
@@ -141,21 +159,45 @@ class Folder:
 
     def open(self, *, merging: bool = False) -> None:
         """Takes the folder for this shard, or as a whole; EvaluationError if it is taken, or of another plan."""
-        shard = self.plan.shard
+        shard, record = self.plan.shard, self.path / "run.json"
         alone = merging or shard.count == 1
-        # A shard that has ended looks for a moment whether it is the last.
-        self._locks.append(Lock(self.path / ".lock", shared=not alone, wait_s=2 if alone else 60))
-        if not alone:
-            self._locks.append(Lock(shard.name(self.path / ".lock")))
-        record = self.path / "run.json"
-        with Lock(self.path / ".plan", wait_s=60):  # shards that start together
-            plan = self.plan.describe()
-            if not record.exists():
+        plan = self.plan.describe()
+        mine = {} if merging else {str(item.id): record_key(item) for item in shard.of(self.plan.split.items)}
+        with Lock(self.path / ".plan", wait_s=120):  # shards that start together
+            # A shard that has ended looks for a moment whether it is the last.
+            self._locks.append(Lock(self.path / ".lock", shared=not alone, wait_s=2 if alone else 60))
+            if not alone:
+                self._locks.append(Lock(shard.name(self.path / ".lock")))
+            if record.exists():
+                # Merging asks nothing.
+                names = [name for name in OF_PLAN if not (merging and name == "--device")]
+                before = refuse_other(record, {name: plan[name] for name in names}, self.path)
+                if not alone and before.get("shards") != shard.count:
+                    self._take_other_shards(before.get("shards"))
+            if not merging:
+                self._know_records(mine)
                 write_json(record, plan)
-                return
-            if merging:  # asks nothing
-                del plan["--device"]
-            refuse_other(record, plan, self.path)
+
+    def _take_other_shards(self, count: object) -> None:
+        """Goes on with what another number of shards has answered; EvaluationError while one of them is at work."""
+        if not self._locks[0].take_alone():
+            raise EvaluationError(
+                f"{self.path} is being written by shards of {printable(count)}, and this run is shard {self.plan.shard}; wait "
+                "for them, or give another --out"
+            )
+        self._locks[0].share()
+
+    def _know_records(self, mine: dict[str, str]) -> None:
+        """Adds this shard's records, id -> record_key, to records.json; EvaluationError for an id that was another record."""
+        path = self.path / "records.json"
+        known = read_object(path) if path.exists() else {}
+        if other := next((key for key, value in mine.items() if known.get(key, value) != value), None):
+            raise EvaluationError(
+                f"{self.path} holds results of another command: record {printable(other)} of {self.plan.split.path} had another "
+                "question or image; give another --out"
+            )
+        if known | mine != known:
+            write_json(path, known | mine)
 
     def take_whole(self) -> bool:
         """Whether this shard is the last at work, which then has the folder to itself."""
@@ -192,6 +234,7 @@ class Folder:
         record = shard.name(folder / "run.json")
         if record.exists():
             refuse_other(record, decides, self.path)
+        self._keep_answers(folder, items, decides)
         arguments += ["--batch", str(requests), "--out", str(answers), "--batch-size", str(plan.batch_size)]
         arguments += ["--threads", str(plan.threads)] if plan.threads else []
         write_json(record, decides | {"command": self.command, "vlm-run": shlex.join(arguments), "records": len(items)})
@@ -207,27 +250,55 @@ class Folder:
                 "that and start the same command again"
             ) from error
 
+    def _keep_answers(self, folder: Path, items: list[Item], decides: dict) -> None:
+        """Gives this shard's file the answers that other numbers of shards have made to its records, and its answers the
+        places where the images are now: records.json says that they are the same."""
+        path = self.plan.shard.name(folder / "answers.jsonl")
+        places = {item.id: str(item.image.resolve()) for item in items}
+        rows = _rows(path)
+        found = {row.get("id") for row in rows if "error" not in row}
+        changed = False
+        current = {shard.name(folder / "answers.jsonl") for shard in self.plan.shard.all}
+        for other in sorted(set(folder.glob("answers*.jsonl")) - current):
+            taken = [row for row in _rows(other) if "error" not in row and row.get("id") in places and row["id"] not in found]
+            record = folder / other.name.replace("answers", "run", 1).replace(".jsonl", ".json")
+            if taken and record.exists():
+                refuse_other(record, decides, self.path)
+            unique = {row["id"]: row for row in taken}
+            rows += unique.values()
+            found |= unique.keys()
+            changed |= bool(unique)
+        for row in rows:
+            for name in ("images", "videos"):
+                if row.get(name) and row.get("id") in places and row[name] != [places[row["id"]]]:
+                    row[name], changed = [places[row["id"]]], True
+        if changed:
+            write_lines(path, rows)
+
     def asked_by(self, model: Model, spec: str) -> str:
         """The command that had it answered, of the first shard."""
         record = self.plan.shard.all[0].name(self.spec(model, spec) / "run.json")
-        return str(read_json(record)["command"]) if record.exists() else self.command
+        return str(read_object(record).get("command")) if record.exists() else self.command
 
     def rows(self, model: Model, spec: str) -> dict[int, dict]:
         """vlm-run's rows of all shards by id; EvaluationError for what is missing, strange or there twice."""
         folder, plan = self.spec(model, spec), self.plan
         found: dict[int, dict] = {}
+        known = read_object(self.path / "records.json") if (self.path / "records.json").exists() else {}
         first = plan.shard.all[0].name(folder / "run.json")
         for shard in plan.shard.all:
             path = shard.name(folder / "answers.jsonl")
             record = shard.name(folder / "run.json")
             if record.exists() and first.exists():  # parts of two builds are no whole
-                refuse_other(record, {key: read_json(first)[key] for key in DECIDES}, self.path)
-            version = read_json(record)["version"] if record.exists() else None
+                refuse_other(record, {key: read_object(first).get(key) for key in DECIDES}, self.path)
+            version = read_object(record).get("version") if record.exists() else None
             mine = {item.id for item in shard.of(plan.split.items)}
             for row in _rows(path):
                 key = row.get("id")
                 if key in found:
-                    raise EvaluationError(f"{path} has record {key}, which is answered already; remove that line")
+                    raise EvaluationError(f"{path} has record {printable(key)}, which is answered already; remove that line")
+                if key not in mine and str(key) in known:
+                    continue  # of an earlier run with a higher --limit
                 if key not in mine:
                     raise EvaluationError(f"{path} has record {printable(key)}, which is not of shard {shard}; remove it")
                 if "error" not in row:
@@ -243,7 +314,7 @@ class Folder:
                 at = next(shard for shard in plan.shard.all if item in shard.of(plan.split.items))
                 where = f"shard {at} " if plan.shard.count > 1 else "it "
                 raise EvaluationError(
-                    f"{model.name}, {spec}: {len(found)} of {len(plan.split.items)} records are answered, {item.id} is "
+                    f"{model.name}, {spec}: {len(found)} of {len(plan.split.items)} records are answered, {printable(item.id)} is "
                     f"missing; run {where}to its end, then merge"
                 )
         return {item.id: found[item.id] for item in plan.split.items}
@@ -309,11 +380,13 @@ class Folder:
         with contextlib.ExitStack() as held:  # as above; in one order, so that two groups never wait for each other
             for path in sorted(paths.values()):
                 held.enter_context(Lock(path.with_name(".fidelity"), wait_s=24 * 3600))
-            missing = [spec for spec in group if not paths[spec].exists()]
+            items = self.plan.split.items[: self.plan.forced]
+            of = digest(json.dumps([[record_key(item), item.references[:1]] for item in items] + [protocol.forced_tokens]))
+            missing = [spec for spec in group if not paths[spec].exists() or read_object(paths[spec]).get("references") != of]
             if not missing:
                 return
             data = self.model(model) / "references.jsonl"
-            write_lines(data, [forced(item, protocol) for item in self.plan.split.items[: self.plan.forced]])
+            write_lines(data, [forced(item, protocol) for item in items])
             arguments = [
                 "fidelity", "--model", self._name(model), *(word for spec in missing for word in ("--kv", spec)),
                 "--data", str(data), "--json", "--per-record", "--batch-size", str(self.plan.batch_size),
@@ -325,11 +398,11 @@ class Folder:
             if len(rows) != len(missing):
                 raise EvaluationError(f"vlm-kv gave {len(rows)} rows for {len(missing)} specs ({shlex.join(arguments)})")
             for spec, row in zip(missing, rows):
-                write_text(paths[spec], row + "\n")
+                write_lines(paths[spec], [json.loads(row) | {"references": of}])
 
     def fidelity(self, model: Model, spec: str) -> dict | None:
         """What force() has measured."""
-        return read_json(self.spec(model, spec) / "fidelity.json") if self.plan.forced else None
+        return read_object(self.spec(model, spec) / "fidelity.json") if self.plan.forced else None
 
     def _threads(self) -> list[str]:
         return ["--threads", str(self.plan.threads)] if self.plan.threads else []
@@ -352,19 +425,27 @@ def forced(item: Item, protocol: Protocol) -> dict:
     return record | {"text": item.references[0]} if item.references else record
 
 
-def refuse_other(path: Path, now: dict, folder: Path) -> None:
-    """EvaluationError that names the first thing in which a record of an earlier run differs from this one."""
-    before = read_json(path)
-    if not isinstance(before, dict):
+def read_object(path: Path) -> dict:
+    """A JSON object that a run wrote; EvaluationError for anything else."""
+    found = read_json(path)
+    if not isinstance(found, dict):
         raise EvaluationError(f"{path} is no record of a run; give another --out")
+    return found
+
+
+def refuse_other(path: Path, now: dict, folder: Path) -> dict:
+    """What an earlier run recorded; EvaluationError that names the first thing in which it differs from this one."""
+    before = read_object(path)
     for key, value in now.items():
         if before.get(key) != json.loads(json.dumps(value)):
             raise EvaluationError(
                 f"{folder} holds results of another command: {key} was {printable(before.get(key))} and is "
                 f"{printable(value)} ({path}); give another --out"
             )
+    return before
 
 
+@guarded
 def _rows(path: Path) -> list[dict]:
     """Lines of vlm-run's file; a torn last line, which its next start repairs, is none."""
     try:
@@ -375,10 +456,12 @@ def _rows(path: Path) -> list[dict]:
     for number, line in enumerate(text.split("\n"), 1):
         try:
             row = json.loads(line) if line else None
-        except ValueError:
+        except (ValueError, RecursionError):
             if number > text.count("\n"):
                 break
             raise EvaluationError(f"{path}, line {number} is no record of vlm-run; remove that line") from None
         if isinstance(row, dict):
+            if "error" not in row and not all(isinstance(row.get(name), kind) for name, kind in OF_ROW.items()):
+                raise EvaluationError(f"{path}, line {number} is no answer of vlm-run; remove that line")
             rows.append(row)
     return rows

@@ -3,6 +3,7 @@
     BLEU-1..4, METEOR, ROUGE_L, CIDEr, SPICE   pycocoevalcap, after its PTB tokenizer (both need Java, as METEOR does)
     raw BLEU-1..4, raw ROUGE_L, raw CIDEr      the same scorers on untokenised strings, times 100, as VLMEvalKit does
     ANLS                                       as lmms-eval and VLMEvalKit compute it; see anls()
+    relaxed accuracy, VQA accuracy             of ChartQA, and of TextVQA and VizWiz, by the protocol's harness (vqa_scores.py)
     accuracy                                   share of right letters, by the protocol's rule (choices.py)
     ROUGE-L F1                                 to the first reference, as PrefixKV's code has it (rouge_l.py)
     exact, slots, answers, right, facts        tools/pocket/score.py, on our own held-out sets
@@ -21,13 +22,16 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from dataclasses import dataclass
 from typing import Callable
 
 import rouge_l
+import vqa_scores
 from errors import EvaluationError, printable
-from files import Split
 from models import ROOT
+from protocols import Protocol
+from records import Split
 from storage import read_json
 
 sys.path.append(str(ROOT / "tools" / "pocket"))
@@ -87,8 +91,9 @@ def versions() -> dict[str, str]:
 class Scorer:
     """Scores of one text a record, for as many specs as there are: references are tokenised and METEOR is started once."""
 
-    def __init__(self, split: Split, metrics: tuple[str, ...], letter: Callable[[str], str] | None = None):
-        self.split, self.metrics, self.letter = split, metrics, letter
+    def __init__(self, split: Split, metrics: tuple[str, ...], way: Protocol):
+        self.split, self.metrics, self.letter = split, metrics, way.letter
+        self.harness = vqa_scores.VLMEVALKIT if way.name == vqa_scores.VLMEVALKIT else vqa_scores.LMMS_EVAL
         self.references = {item.id: item.references for item in split.items}
 
     def score(self, texts: dict[int, str]) -> Scores:
@@ -102,18 +107,33 @@ class Scorer:
             said = {key: [text] for key, text in texts.items()}
             self._run_package(result, self.references, said, [name.removeprefix("raw ") for name in raw], "raw ", 100)
         for name, of in (("exact", _exact), ("slots", _slots), ("ANLS", _anls), ("answers", _answers), ("right", _right),
-                         ("facts", _facts), ("accuracy", self._accuracy), ("ROUGE-L F1", _rouge_l)):  # fmt: skip
-            if name in self.metrics:
-                values = of(self.split, texts)
-                for key, value in values.items():
-                    result.items[key][name] = float(value)
-                result.corpus[name] = sum(values.values()) / len(values)
-        result.corpus = {name: result.corpus[name] for name in self.metrics}
+                         ("facts", _facts), ("accuracy", self._accuracy), ("ROUGE-L F1", _rouge_l),
+                         ("relaxed accuracy", self._relaxed), ("VQA accuracy", self._vqa_accuracy),
+                         ("human", self._half), ("augmented", self._half)):  # fmt: skip
+            if name not in self.metrics:
+                continue
+            values = of(self.split, texts, name) if of == self._half else of(self.split, texts)
+            for key, value in values.items():
+                result.items[key][name] = float(value)
+            if values:
+                result.corpus[name] = vqa_scores.mean([float(value) for value in values.values()], self.harness)
+        result.corpus = {name: result.corpus[name] for name in self.metrics if name in result.corpus}
         return result
 
     def _accuracy(self, split: Split, texts: dict[int, str]) -> dict[int, float]:
         assert self.letter is not None
         return {item.id: self.letter(texts[item.id]) == item.letter for item in split.items}
+
+    def _relaxed(self, split: Split, texts: dict[int, str]) -> dict[int, float]:
+        return {item.id: vqa_scores.relaxed(texts[item.id], item.references, self.harness) for item in split.items}
+
+    def _half(self, split: Split, texts: dict[int, str], name: str) -> dict[int, float]:
+        """Relaxed accuracy of ChartQA's questions that people wrote, or of those that were augmented."""
+        return {key: value for item, (key, value) in zip(split.items, self._relaxed(split, texts).items())
+                if item.groups.get("split") == name}  # fmt: skip
+
+    def _vqa_accuracy(self, split: Split, texts: dict[int, str]) -> dict[int, float]:
+        return {item.id: vqa_scores.vqa_accuracy(texts[item.id], item.references, self.harness) for item in split.items}
 
     @functools.cached_property
     def _tokenized_references(self) -> dict[int, list[str]]:
@@ -158,13 +178,13 @@ def tokenize(captions: dict[int, list[str]]) -> dict[int, list[str]]:
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
     lines = {key: [{"caption": LINE_BREAKS.sub(" ", text)} for text in of] for key, of in captions.items()}
-    with _quiet(PACKAGE):
+    with _quiet(PACKAGE) as said:
         tokens = PTBTokenizer().tokenize(lines)
     short = next((key for key, of in captions.items() if len(tokens.get(key, [])) != len(of)), None)
     if short is not None:
         raise EvaluationError(
-            f"the PTB tokenizer lost a caption of record {short}; see what Java says above, or leave its scorers out with "
-            f"--skip {PACKAGE}"
+            f"the PTB tokenizer lost a caption of record {printable(short)} (Java printed last: {said.last}); fix that, or leave its "
+            f"scorers out with --skip {PACKAGE}"
         )
     return tokens
 
@@ -205,7 +225,10 @@ def _exact(split: Split, texts: dict[int, str]) -> dict[int, float]:
 
 def _slots(split: Split, texts: dict[int, str]) -> dict[int, float]:
     """Share of a caption's slots that are told rightly; the corpus score is the mean over captions."""
-    facts = read_json(split.path.parent / "scene_facts.json")
+    file = split.path.parent / "scene_facts.json"
+    facts = read_json(file)
+    if missing := next((item.image.stem for item in split.items if not isinstance(facts, dict) or item.image.stem not in facts), None):
+        raise EvaluationError(f"{file} has no facts of {printable(missing)}; take it from tools/pocket/heldout")
     shares = {}
     for item in split.items:
         right, asked = pocket.slots(texts[item.id], facts[item.image.stem])
@@ -236,25 +259,47 @@ def _rouge_l(split: Split, texts: dict[int, str]) -> dict[int, float]:
     return {item.id: rouge_l.f1(texts[item.id], item.references[0]) for item in split.items}
 
 
+@dataclass
+class Said:
+    """The last line of what a package, or the Java of it, printed."""
+
+    last: str = "nothing"
+
+
 @contextlib.contextmanager
 def _quiet(name: str):
-    """Keeps the packages' talk off standard output, and says which of them fails.
+    """Keeps the packages' output off the terminal, and names which of them fails, with its last line (Said).
 
     Java reads files in the locale's encoding, so that captions would be scored otherwise where it is not UTF-8.
     """
-    before = os.environ.get("LC_ALL")
+    before, said = os.environ.get("LC_ALL"), Said()
     os.environ["LC_ALL"] = "C.UTF-8"
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    except EvaluationError:
-        raise
-    except Exception as error:
-        raise EvaluationError(
-            f"{name} failed ({type(error).__name__}: {printable(error, 300)}); fix that, or leave it out with --skip {name}"
-        ) from error
-    finally:
-        if before is None:
-            del os.environ["LC_ALL"]
-        else:
-            os.environ["LC_ALL"] = before
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    with tempfile.TemporaryFile() as kept:
+        os.dup2(kept.fileno(), 2)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                yield said
+        except EvaluationError:
+            raise
+        except Exception as error:
+            said.last = _last_line(kept)
+            raise EvaluationError(
+                f"{name} failed ({type(error).__name__}: {printable(error, 300)}; it printed last: {said.last}); fix that, or "
+                f"leave it out with --skip {name}"
+            ) from error
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
+            if before is None:
+                del os.environ["LC_ALL"]
+            else:
+                os.environ["LC_ALL"] = before
+        said.last = _last_line(kept)
+
+
+def _last_line(file) -> str:
+    file.seek(0)
+    lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    return printable(lines[-1], 300) if lines else "nothing"

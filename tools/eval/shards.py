@@ -70,8 +70,8 @@ def _array_task(environment: Mapping[str, str]) -> Shard:
     place, rest = divmod(task - first, max(step, 1))
     if rest or not 0 <= place < count or (last is not None and (last - first) // max(step, 1) + 1 != count):
         raise EvaluationError(
-            f"task {task} is of a Slurm array whose {count} numbers are not evenly spaced; say which part it is with "
-            "--shard I/N"
+            f"task {task} is of a Slurm array whose {count} numbers are not evenly spaced; name the part with --shard "
+            "I/N"
         )
     return Shard(place + 1, count)
 
@@ -85,7 +85,7 @@ def _rank(environment: Mapping[str, str]) -> Shard:
         if rank in environment and size in environment:
             index, count = _number(environment, rank), _number(environment, size)
             if not 0 <= index < count:
-                raise EvaluationError(f"{rank} is {index} of {count} ranks; say which part this is with --shard I/N")
+                raise EvaluationError(f"{rank} is {index} of {count} ranks; name the part with --shard I/N")
             return Shard(index + 1, count)
     return Shard()
 
@@ -93,5 +93,5 @@ def _rank(environment: Mapping[str, str]) -> Shard:
 def _number(environment: Mapping[str, str], name: str) -> int:
     value = environment.get(name, "")
     if not re.fullmatch(r"[0-9]{1,9}", value):
-        raise EvaluationError(f"{name} is {printable(value)!r}, not a number; say which part this is with --shard I/N")
+        raise EvaluationError(f"{name} is {printable(value)!r}, not a number; name the part with --shard I/N")
     return int(value)

@@ -16,17 +16,22 @@ from errors import EvaluationError, printable
 
 
 def write_text(path: Path, text: str) -> None:
+    """As UTF-8; half a surrogate pair, which JSON may hold, as JSON's escape of it."""
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Writes a file that is seen complete or not at all, whatever ends this program meanwhile.
 
-    It is written beside `path` and renamed, so what stood there before lives until the new text is on the disk.
+    It is written next to `path` and renamed, so what stood there before lives until the new text is on the disk.
     EvaluationError names the path.
     """
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         mask = os.umask(0)
@@ -63,7 +68,7 @@ def read_json(path: Path) -> object:
 
 def digest(text: str | bytes) -> str:
     """First half of a SHA-256, in hexadecimal: tells files apart, guards nothing."""
-    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:32]
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace") if isinstance(text, str) else text).hexdigest()[:32]
 
 
 def sweep(folder: Path) -> None:
@@ -120,6 +125,10 @@ class Lock:
         except BlockingIOError:
             return False
         return True
+
+    def share(self) -> None:
+        """Lets others hold a lock that was this run's only."""
+        fcntl.flock(self._fd, fcntl.LOCK_SH)
 
     def release(self) -> None:
         if self._fd >= 0:

@@ -119,6 +119,8 @@ def summarise(number: int, group: Group, catalogue: Catalogue) -> Summary:
         [],
     )
     summary.notes.extend(_notes(summary))
+    if unknown := catalogue.unknown([result.spec for result in group.results]):
+        summary.notes.append(f"unknown to this build, so shown as other: {', '.join(unknown)}; --build names another build")
     return summary
 
 

@@ -165,7 +165,7 @@ def command(part: Part, folder: Path, model: str, options: argparse.Namespace) -
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder for answers, scores and the page")
     add("--model", action="append", help=f"repeatable; default: {', '.join(MODELS)}")

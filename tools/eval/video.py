@@ -18,7 +18,7 @@ from breakdown import group_scores, group_table
 from errors import run_main
 from pipeline import Task, evaluate
 from storage import write_json
-from table import table
+from table import show
 from video_files import read_video_results, read_videos, results_name, video_results
 
 
@@ -39,7 +39,8 @@ def main() -> int:
     if results:
         groups = group_scores(results, split)
         write_json(options.out / "groups.json", [score.to_json() for score in groups])
-        print(table(results), group_table(groups), sep="\n", end="")
+        show(results, options.out)
+        print("\n" + group_table(groups), end="")
     return 0
 
 

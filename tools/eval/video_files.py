@@ -13,17 +13,17 @@ Standard library only, but for parquet.
 
 from __future__ import annotations
 
-import ast
-import csv
 import re
 import string
 from pathlib import Path
 from typing import Iterable
 
-from errors import EvaluationError, printable
-from files import Item, Split, answer_results, read_answer_results, texts_of
+from errors import EvaluationError, guarded, printable
 from ids import Ids
+from records import Item, Split, within as within_folder
+from rows import listed, read_table
 from storage import read_json
+from submissions import answer_results, read_answer_results, texts_of
 
 VIDEO_MME, MVBENCH, CLIPS = "video-mme", "mvbench", "clips"
 SUFFIXES = (".mp4", ".MP4", ".mkv", ".webm", ".gif", ".webp", "")  # none: a folder of frames
@@ -44,16 +44,16 @@ MVBENCH_FOLDERS = {
 }  # fmt: skip
 
 
+@guarded
 def read_videos(path: Path, videos: Path | None = None) -> Split:
     """The questions of any of these files; `videos` is the folder that the data set's own layout starts in."""
     if path.is_dir():
-        files = sorted(path.glob("*.json"))
-        if not files:
+        if not (files := sorted(path.glob("*.json"))):
             raise EvaluationError(f"{path} has no *.json; give the folder of MVBench's annotations, or one file")
         found = [item for file in files for item in _mvbench_items(read_json(file), file, file.stem, videos)]
         return Split(MVBENCH, "all", path, found)
     if path.suffix == ".parquet":
-        return _video_mme(_parquet(path), path, videos)
+        return _video_mme(read_table(path).rows, path, videos)
     if path.suffix == ".tsv":
         rows = _tsv(path)
         return _video_mme(rows, path, videos) if "domain" in rows[0] else _mvbench_table(rows, path, videos)
@@ -96,13 +96,15 @@ def video_results(split: Split, texts: dict) -> list[dict]:
     return list(found.values())
 
 
+@guarded
 def read_video_results(path: Path, split: Split) -> dict:
     """What video_results wrote, or another program in the same format: an answer for every question of the split."""
     if split.task == CLIPS:
         return read_answer_results(path, split)
     rows = read_json(path)
     if isinstance(rows, list) and split.task == VIDEO_MME:
-        rows = [question for video in rows if isinstance(video, dict) for question in video.get("questions") or []]
+        of = [video.get("questions") for video in rows if isinstance(video, dict)]
+        rows = [question for questions in of if isinstance(questions, list) for question in questions]
     name, text_name = ("question_id", "response") if split.task == VIDEO_MME else ("index", "prediction")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise EvaluationError(f"{path} is no file of results of {split.task}; see docs/evaluation.md for its format")
@@ -118,24 +120,24 @@ def _video_mme(rows: list[dict], path: Path, videos: Path | None) -> Split:
         question = _text(row, "question", key, path)
         options = row.get("options", row.get("candidates"))
         if not isinstance(options, list) or len(options) < 2 or not all(isinstance(option, str) for option in options):
-            raise EvaluationError(f"question {key} of {path} has no list of options; give Video-MME's own file")
+            raise EvaluationError(f"question {printable(key)} of {path} has no list of options; give Video-MME's own file")
         for letter, option in zip(string.ascii_uppercase, options):
             if not re.match(rf"\s*\(?{letter}[.):]", option):
                 raise EvaluationError(
-                    f"question {key} of {path}: option {letter} is {printable(option, 60)!r}; expected it to begin with "
+                    f"question {printable(key)} of {path}: option {letter} is {printable(option, 60)!r}; expected it to begin with "
                     f"'{letter}. '"
                 )
         answer = _text(row, "answer", key, path)
         letters = string.ascii_uppercase[: len(options)]
         if len(answer) != 1 or answer not in letters:
             raise EvaluationError(
-                f"question {key} of {path}: its answer {printable(answer, 60)!r} is no letter of its {len(options)} options"
+                f"question {printable(key)} of {path}: its answer {printable(answer, 60)!r} is no letter of its {len(options)} options"
             )
         name = row.get("videoID") or row.get("video") or _of_address(row.get("url")) or row.get("video_id")
         if not isinstance(name, str) or not name:
-            raise EvaluationError(f"question {key} of {path} names no video; expected 'videoID'")
+            raise EvaluationError(f"question {printable(key)} of {path} names no video; expected 'videoID'")
         groups = {kind: _text(row, kind, key, path) for kind in VIDEO_MME_GROUPS}
-        items.append(Item(key, _find(name, folders), [options[letters.index(answer)]], question,
+        items.append(Item(key, _find(name, folders, key, path), [options[letters.index(answer)]], question,
                           video=str(row.get("video_id") or name), choices=tuple(options), letter=answer, groups=groups))
     name = path.stem.split("-")[0] if path.suffix == ".parquet" else path.stem
     return Split(VIDEO_MME, name + "-without-subtitles", path, items)
@@ -154,18 +156,18 @@ def _mvbench_items(
         key = ids.any(row.get("index", f"{task}-{number}"))
         candidates = row.get("candidates")
         if not isinstance(candidates, list) or len(candidates) < 2 or not all(isinstance(c, str) for c in candidates):
-            raise EvaluationError(f"question {key} of {path} has no list of candidates; give MVBench's own file")
+            raise EvaluationError(f"question {printable(key)} of {path} has no list of candidates; give MVBench's own file")
         answer = _text(row, "answer", key, path)
         if answer not in candidates:
             raise EvaluationError(
-                f"question {key} of {path}: its answer {printable(answer, 60)!r} is none of its candidates "
+                f"question {printable(key)} of {path}: its answer {printable(answer, 60)!r} is none of its candidates "
                 f"({printable(', '.join(candidates))})"
             )
         place = candidates.index(answer)  # the first, as lmms-eval takes it
         choices = tuple(f"({letter}) {text}" for letter, text in zip(string.ascii_uppercase, candidates))
         video = _text(row, "video", key, path)
         within = folder if folder is not None else MVBENCH_FOLDERS.get(task, "")
-        yield Item(key, _find_mvbench(video, within, path, videos), [choices[place]], _text(row, "question", key, path),
+        yield Item(key, _find_mvbench(video, within, path, videos, key), [choices[place]], _text(row, "question", key, path),
                    video=f"{within}/{video}" if within else video, choices=choices,
                    letter=string.ascii_uppercase[place], groups={"task": task})  # fmt: skip
 
@@ -187,7 +189,7 @@ def _mvbench_table(rows: list[dict], path: Path, videos: Path | None) -> Split:
         key = ids.any(row.get("index"))
         if row.get("bound") == "True":
             raise EvaluationError(
-                f"question {key} of {path} is about a part of its video, which is not cut here; give MVBench_MP4.tsv or "
+                f"question {printable(key)} of {path} is about a part of its video, which is not cut here; give MVBench_MP4.tsv or "
                 "the JSON files, whose videos are cut"
             )
         task, prefix = _text(row, "task_type", key, path), row.get("prefix") or ""
@@ -202,11 +204,12 @@ def _clips(rows: list, path: Path, videos: Path | None) -> Split:
         key = ids.any(row.get("questionId") if isinstance(row, dict) else None)
         answers = row.get("answers")
         if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
-            raise EvaluationError(f"question {key} of {path} has no answers; expected a list of strings")
+            raise EvaluationError(f"question {printable(key)} of {path} has no answers; expected a list of strings")
         if row.get("kind") not in ("description", "question"):
-            raise EvaluationError(f"question {key} of {path} is of no known kind; expected description or question")
+            raise EvaluationError(f"question {printable(key)} of {path} is of no known kind; expected description or question")
         video = _text(row, "video", key, path)
-        items.append(Item(key, (videos or path.parent) / video, answers, _text(row, "question", key, path), video=video,
+        file = within_folder(videos or path.parent, video, f"question {printable(key)}", path)
+        items.append(Item(key, file, answers, _text(row, "question", key, path), video=video,
                           groups={"kind": row["kind"]}))
     if not items:
         raise EvaluationError(f"{path} has no questions")
@@ -226,40 +229,17 @@ def _questions(data: list, path: Path) -> list[dict]:
     return rows
 
 
-def _parquet(path: Path) -> list[dict]:
-    try:
-        import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise EvaluationError(
-            f"{path} cannot be read: this Python has no pyarrow; run tools/eval/setup.sh and start with "
-            "build/eval-venv/bin/python3, or give VLMEvalKit's Video-MME.tsv"
-        ) from None
-    try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise EvaluationError(f"{path} is no parquet file: {printable(error)}") from None
-    if not rows:
-        raise EvaluationError(f"{path} has no questions")
-    return rows
-
-
 def _tsv(path: Path) -> list[dict]:
     """A table of VLMEvalKit, whose lists are written as Python has them and whose index is a number."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file, delimiter="\t"))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise EvaluationError(f"{path} cannot be read: {printable(error)}") from None
-    if not rows or "candidates" not in rows[0] or "index" not in rows[0]:
+    rows = read_table(path).rows
+    if "candidates" not in rows[0] or "index" not in rows[0]:
         raise EvaluationError(f"{path} is no table of VLMEvalKit; expected columns index, question, candidates, answer")
     for row in rows:
-        try:
-            row["candidates"] = ast.literal_eval(row["candidates"] or "")
-        except (ValueError, SyntaxError):
+        row["candidates"], written = listed(row["candidates"]), row["candidates"]
+        if not isinstance(row["candidates"], list):
             raise EvaluationError(
-                f"question {printable(row['index'])} of {path} has candidates that are no list: "
-                f"{printable(row['candidates'], 60)}"
-            ) from None
+                f"question {printable(row['index'])} of {path} has candidates that are no list: {printable(written, 60)}"
+            )
         row["index"] = int(row["index"]) if re.fullmatch(r"[0-9]{1,9}", row["index"] or "") else None
     return rows
 
@@ -281,14 +261,14 @@ def _video_mme_folders(path: Path) -> list[Path]:
     return [folder / name for folder in (path.parent, path.parent.parent) for name in ("data", "video")] + [path.parent]
 
 
-def _find(name: str, folders: list[Path]) -> Path:
+def _find(name: str, folders: list[Path], key: object, path: Path) -> Path:
     """The video of that name; where there is none, the place where it is looked for first."""
-    places = [folder / (name + suffix) for folder in folders for suffix in SUFFIXES]
+    places = [within_folder(folder, name + suffix, f"question {printable(key)}", path) for folder in folders for suffix in SUFFIXES]
     return next((place for place in places if place.exists()), places[0])
 
 
-def _find_mvbench(video: str, within: str, path: Path, videos: Path | None) -> Path:
+def _find_mvbench(video: str, within: str, path: Path, videos: Path | None, key: object) -> Path:
     roots = [videos] if videos else [path.parent.parent / "video", path.parent / "video", path.parent]
     ways = (Path(within), Path("data0613") / within, Path())
-    places = [root / way / video for root in roots for way in ways]
+    places = [within_folder(root, str(way / video), f"question {printable(key)}", path) for root in roots for way in ways]
     return next((place for place in places if place.exists()), places[-3])

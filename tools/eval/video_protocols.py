@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import choices
 from errors import EvaluationError
-from files import Split
+from records import Split
 from protocols import QWEN_PIXELS, VLMEVALKIT_TOKENS, Protocol
 from video_files import CLIPS, MVBENCH, VIDEO_MME
 

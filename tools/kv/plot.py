@@ -178,4 +178,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        sys.exit(f"plot.py: {sys.argv[1]!r} is not what `vlm-kv fidelity --json` prints ({type(error).__name__}: {error})")

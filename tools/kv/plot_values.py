@@ -164,4 +164,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        sys.exit(f"plot_values.py: {sys.argv[1]!r} is not what `vlm-kv values --json` prints ({type(error).__name__}: {error})")

@@ -215,7 +215,7 @@ def read_predictions(paths: list[Path]) -> dict[str, str]:
             try:
                 record = json.loads(line)
                 key, text = record["id"], record["text"]
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, RecursionError):
                 raise ValueError(f"{path}, line {number}: expected a JSON object with id and text") from None
             if not isinstance(key, str) or not isinstance(text, str):
                 raise ValueError(f"{path}, line {number}: id and text must be strings")

@@ -1,0 +1,53 @@
+"""tools/eval/budgets.py: the table of four tasks at several budgets, tiny, started again and with a set of one's own."""
+
+import csv
+import json
+import unittest
+
+from eval_case import HELDOUT, WithModel
+
+import budgets  # noqa: E402  (of tools/eval)
+from results import Result  # noqa: E402
+
+COMMAND = ("budgets.py", "--out", "out", "--limit", 2, "--fidelity", 0, "--device", "cpu", "--threads", 1, "--batch-size", 2,
+           "--rule", "random", "--budgets", "0.2")  # fmt: skip
+
+
+class Table(unittest.TestCase):
+    def test_a_score_by_hand(self):
+        def rows(*values):
+            return [Result("m", spec, "chartqa", "val", "native", {"0": {}}, {"relaxed accuracy": value, "human": 0.0})
+                    for spec, value in zip(("f16", "h2o,keep=0.05"), values)]  # fmt: skip
+
+        table = budgets.table({"docvqa": rows(1.0, 0.5), "vizwiz": rows(0.5, 0.5)}, ["h2o"], [0.05])
+        self.assertIn("| all | `f16` | 1.0000 | 0.5000 | 100.0 % |", table)
+        self.assertIn("| 5 % | `h2o` | 0.5000 | 0.5000 | 75.0 % |", table)
+
+
+class Run(WithModel):
+    def test_four_tasks_and_again(self):
+        out = self.run_well(*COMMAND)
+        self.assertEqual(out, (self.folder / "out/budgets.md").read_text())
+        self.assertIn("| all | `f16` | 1.0000 | 1.0000 | 1.0000 | 1.0000 | 100.0 % |", out)
+        self.assertRegex(out, r"\| 20 % \| `random` \| ")
+        rows = list(csv.DictReader((self.folder / "out/budgets.csv").read_text().splitlines()))
+        self.assertEqual([(row["task"], row["kept"], row["rule"]) for row in rows],
+                         [(task, kept, rule) for task in ("DocVQA", "ChartQA", "TextVQA", "VizWiz")
+                          for kept, rule in (("1", "f16"), ("0.2", "random"))])  # fmt: skip
+        answers = {path: path.read_bytes() for path in self.folder.rglob("answers.jsonl")}
+        self.assertEqual(self.run_well(*COMMAND), out)
+        self.assertEqual({path: path.read_bytes() for path in self.folder.rglob("answers.jsonl")}, answers)
+
+    def test_a_set_of_one_s_own(self):
+        data = json.loads((HELDOUT / "documents_heldout.json").read_text())["data"][:1]
+        rows = [{"imgname": row["image"], "query": row["question"], "label": row["answers"][0]} for row in data]
+        own = ("--set", f"chartqa={self.write('test_human.json', rows)}", "--images", f"chartqa={HELDOUT}", "--protocol", "native")
+        out = self.run_well(*COMMAND, *own)
+        self.assertIn("| kept | rule | ChartQA (relaxed accuracy) | mean of f16's |", out)
+        for wrong in (("--set", "chart=x"), ("--set", "chartqa"), ("--budgets", "2")):
+            status, _, err = self.run_script(*COMMAND, *wrong)
+            self.assertEqual((status, "Traceback" in err), (2, False), err)
+
+
+if __name__ == "__main__":
+    unittest.main()
