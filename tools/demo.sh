@@ -75,7 +75,7 @@ case " $* " in
   *)
     scenes=("$folder"/tools/pocket/heldout/scenes/*.png)
     [[ -f ${scenes[0]} ]] || fail "no image in tools/pocket/heldout/scenes"
-    image=(--image "${scenes[0]}")
+    if [[ ! -e ${1:-} ]]; then image=(--image "${scenes[0]}"); fi
     ;;
 esac
 
