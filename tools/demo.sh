@@ -43,13 +43,39 @@ progress() {
   if [[ $shown ]]; then echo; fi
 }
 
+# check ARGUMENT...: what can be found wrong before minutes of building. The options are those that the source declares.
+check() {
+  local known flag next previous=
+  known=$(grep -ohE '"(-[a-zA-Z],)?--[a-z0-9_,-]+"' "$folder"/tools/run/options.cpp "$folder"/tools/common/*_options.cpp |
+    tr -d '"' | tr ',' '\n')
+  for next; do
+    case $previous in
+      --image | --video)
+        [[ $next == - || $next == *://* || -e $next ]] || fail "$(printf '%s %q does not exist' "$previous" "$next")"
+        ;;
+      -p | --prompt) next= ;; # a question may begin with a hyphen
+    esac
+    if [[ $next == -?* ]]; then
+      flag=${next%%=*}
+      grep -qxF -e "$flag" <<<"$known"$'\n-h\n--help\n--version' || fail "$(printf '%q is not an option of vlm-run' "$flag")"
+    fi
+    previous=$next
+  done
+  case $previous in
+    --image | --video | --batch | --out | -p | --prompt | -m | --model | -n | --max-tokens | --kv)
+      fail "$previous needs a value"
+      ;;
+  esac
+}
+
+check "$@"
 image=()
 case " $* " in
-  *" --image "* | *" --image="* | *" --batch "* | *" --batch="*) ;;
+  *" --image "* | *" --image="* | *" --video "* | *" --video="* | *" --batch "* | *" --batch="* | *" --help "* | *" -h "* | *" --version "*) ;;
   *)
     scenes=("$folder"/tools/pocket/heldout/scenes/*.png)
     [[ -f ${scenes[0]} ]] || fail "no image in tools/pocket/heldout/scenes"
-    image=(--image "${scenes[0]}")
+    if [[ ! -e ${1:-} ]]; then image=(--image "${scenes[0]}"); fi
     ;;
 esac
 
@@ -62,5 +88,5 @@ quietly "configure" cmake --preset release
 # All that cmake --install takes: the programs and, with them, the libraries; no test.
 (cd "$folder" && cmake --build --preset release --target vlm-run vlm-kv vlm-bench -j "$(nproc)") </dev/null 2>&1 |
   progress || failed "build"
-if ((${#image[@]})); then echo "demo: vlm-run --image ${image[1]#"$folder/"}${*:+ $*}"; fi
+if ((${#image[@]})); then printf 'demo: vlm-run --image %q%s\n' "${image[1]#"$folder/"}" "${*:+$(printf ' %q' "$@")}"; fi
 exec "$program" -q "${image[@]}" "$@"

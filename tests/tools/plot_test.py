@@ -125,6 +125,23 @@ class Script(unittest.TestCase):
     def test_usage(self):
         self.assertEqual(self.run_script("x").returncode, 2)
 
+    def test_the_suffix_chooses_the_format(self):
+        if not self.installed():
+            self.skipTest("matplotlib is not installed")
+        figures = self.folder / "3.jsonl"
+        figures.write_text("".join(json.dumps(made) + "\n" for made in results_of(3)))
+        for suffix, start, options in ((".pdf", b"%PDF", ["--style", "paper"]), (".svg", b"<?xml", []), (".PNG", b"\x89PNG", [])):
+            drawn = self.run_script(figures, self.folder / f"out/fig{suffix}", *options)
+            self.assertEqual(drawn.returncode, 0, drawn.stderr)
+            self.assertNotIn("Warning", drawn.stderr)
+            made = [path for path in (self.folder / "out").iterdir() if path.suffix == suffix.lower()]
+            self.assertLessEqual({"fig-bits", "fig-layer_error", "fig-retained"}, {path.stem for path in made})
+            for path in made:
+                self.assertTrue(path.read_bytes().startswith(start), path)
+        page = (self.folder / "out/fig-bits.pdf").read_bytes()
+        self.assertIn(b"/MediaBox [ 0 0 241.2 ", page)  # a column of 3.35 inches
+        self.assertEqual(sorted({path.suffix for path in (self.folder / "out").iterdir()}), [".pdf", ".png", ".svg"])
+
     @staticmethod
     def installed():
         return importlib.util.find_spec("matplotlib") is not None

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
 """Draws what `vlm-kv fidelity --json` measured.
 
-    tools/kv/plot.py FIGURES.jsonl FOLDER      draws
-    tools/kv/plot.py --check FOLDER            says whether it could, before anything is measured
+    tools/kv/plot.py FIGURES.jsonl FOLDER                     draws NAME.png and NAME.svg
+    tools/kv/plot.py FIGURES.jsonl out/a.pdf --style paper    draws out/a-NAME.pdf, one column wide; .svg and .png likewise
+    tools/kv/plot.py --check FOLDER                           says whether it could, before anything is measured
 
 Writes layer_error (error of the attention output by layer), softmax_error (of its weights), retained (share of the tokens that each layer holds), bits (KL
-against bits) and scores (scores of visual slots), each as .png and .svg; what does not fit on a page goes on
+against bits) and scores (scores of visual slots); what does not fit on a page goes on
 in NAME-2 and so on. A spec has one colour and number in all of them. Needs matplotlib.
 """
 
 import sys
 from pathlib import Path
 
-from pictures import import_matplotlib, save
+from pictures import Output, import_matplotlib, read_arguments
 from plot_data import (KL_FLOOR, curve, equal_curves, error_bar, floored, group_label, origin, panels, pareto,
                        read_results, score_shares, shortened, with_changed_scores)
 
@@ -24,9 +25,8 @@ LEGEND_ROWS = 34
 class Plotter:
     """Pictures of one file of results."""
 
-    def __init__(self, plt, results: list[dict], folder: Path):
-        self.plt, self.results, self.folder = plt, results, folder
-        self.written: list[str] = []
+    def __init__(self, plt, results: list[dict], out: Output):
+        self.plt, self.results, self.out = plt, results, out
         self.number = {result["spec"]: i + 1 for i, result in enumerate(results)}
         hues = plt.get_cmap("tab10").colors
         self.color = {spec: hues[(i - 1) % 10] for spec, i in self.number.items()}
@@ -35,7 +35,7 @@ class Plotter:
         self.marker = {spec: "osD^<>P"[(i - 1) // 10 % 7] for spec, i in self.number.items()}
 
     def label(self, group: list[dict]) -> str:
-        return f"{self.number[group[0]['spec']]}  {group_label(group)}"
+        return f"{self.number[group[0]['spec']]}  {group_label(group, self.out.name_length(64))}"
 
     def line(self, axis, group: list[dict], key: str) -> None:
         spec = group[0]["spec"]
@@ -47,18 +47,21 @@ class Plotter:
         name = name if page == 0 else f"{name}-{page + 1}"
         if pages > 1:
             title += f" (page {page + 1} of {pages})"
-        figure.suptitle(f"{title}\n{origin(self.results)}", fontsize=9)
-        save(self.plt, figure, self.folder, name)
-        self.written.append(name)
+        self.out.title(figure, f"{title}\n{origin(self.results)}")
+        self.out.save(self.plt, figure, name)
 
     def rows_of_panels(self, name: str, title: str, groups: list[list[dict]], columns: list[tuple[str, str]], ylabel: str,
                        top: float | None = None) -> None:
-        """A row of panels, one a column, for every few curves, with their names beside."""
+        """A row of panels, one a column, for every few curves, with their names beside; on paper a figure a column."""
+        if self.out.paper and len(columns) > 1:
+            for key, heading in columns:
+                self.rows_of_panels(name if key == columns[0][0] else key, title, groups, [(key, "")], f"{ylabel}, {heading}", top)
+            return
         rows = panels(groups)
-        pages = panels(rows, ROWS_A_PAGE)
+        pages = panels(rows, 1 if self.out.paper else ROWS_A_PAGE)
         highest = max(max(curve(group[0], key), default=0) for group in groups for key, _ in columns)
         for page, shown in enumerate(pages):
-            figure, axes = self.plt.subplots(len(shown), len(columns), figsize=(4 * len(columns) + 4.5, 2.6 * len(shown) + 0.6),
+            figure, axes = self.plt.subplots(len(shown), len(columns), figsize=self.out.size(4 * len(columns) + 4.5, 2.6 * len(shown) + 0.6),
                                              squeeze=False, sharex=True, sharey=True, layout="constrained")
             for row, some in zip(axes, shown):
                 for axis, (key, heading) in zip(row, columns):
@@ -69,7 +72,7 @@ class Plotter:
                     axis.set_ylim(0, top or 1.05 * highest or 1)
                     axis.xaxis.get_major_locator().set_params(integer=True)
                 row[0].set_ylabel(ylabel)
-                row[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7, frameon=False)
+                self.out.legend(row[-1], loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7)
             for axis in axes[-1]:
                 axis.set_xlabel("layer")
             self.finish(figure, name, page, len(pages), title)
@@ -93,7 +96,7 @@ class Plotter:
 
     def bits(self) -> None:
         columns = -(-len(self.results) // LEGEND_ROWS)
-        figure, axis = self.plt.subplots(figsize=(7 + 3.5 * columns, 5.5), layout="constrained")
+        figure, axis = self.plt.subplots(figsize=self.out.size(7 + 3.5 * columns, 2.4 if self.out.paper else 5.5), layout="constrained")
         front = pareto(self.results)
         chosen = {result["spec"] for result in front}
         axis.step([r["stored_bits"] for r in front], [floored(r["kl_mean"])[0] for r in front], where="post", color="0.6",
@@ -104,29 +107,30 @@ class Plotter:
             color = self.color[spec]
             axis.errorbar(result["stored_bits"], kl, yerr=[[reach] for reach in error_bar(result)], color=color, elinewidth=0.7,
                           marker="v" if below else self.marker[spec], ms=5, ls="",
-                          label=f"{self.number[spec]}  {shortened(spec, 64)}{' *' if spec in chosen else ''}")
+                          label=f"{self.number[spec]}  {shortened(spec, self.out.name_length(64))}{' *' if spec in chosen else ''}")
             axis.plot([result["nominal_bits"], result["stored_bits"]], [kl, kl], lw=0.5, color=color)
             axis.plot(result["nominal_bits"], kl, marker="|", ms=4, color=color)
             axis.annotate(str(self.number[spec]), (result["stored_bits"], kl), xytext=(3, 3), textcoords="offset points",
-                          fontsize=6, color=color)
+                          fontsize=self.out.points(6), color=color)
         axis.set_yscale("log")
         axis.set_ylim(bottom=KL_FLOOR / 2)
         axis.axhline(KL_FLOOR, color="0.6", lw=0.6, ls=":")
-        axis.annotate(f"triangles: below {KL_FLOOR:g}", (0.01, KL_FLOOR), xycoords=("axes fraction", "data"), xytext=(0, -8),
-                      textcoords="offset points", fontsize=6, color="0.4")
-        axis.set_xlabel("bits an element: stored (marker), nominal (tick)")
-        axis.set_ylabel("mean KL against f16 (nats), 1.96 standard errors over tokens")
-        axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=6.5, frameon=False, ncol=columns,
-                    title="* on the grey line", title_fontsize=6.5)
+        axis.annotate(f"triangles: below {KL_FLOOR:g}", (0.01, KL_FLOOR), xycoords=("axes fraction", "data"),
+                      xytext=(0, 2 if self.out.paper else -8),
+                      textcoords="offset points", fontsize=self.out.points(6), color="0.4")
+        axis.set_xlabel("bits an element (tick: nominal)" if self.out.paper else "bits an element: stored (marker), nominal (tick)")
+        axis.set_ylabel("mean KL (nats)" if self.out.paper else "mean KL against f16 (nats), 1.96 standard errors over tokens")
+        self.out.legend(axis, loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=6.5, ncol=columns,
+                        title="* on the grey line")
         self.finish(figure, "bits", 0, 1, "Divergence against memory")
 
     def scores(self) -> None:
         """As CalibQuant's figure 1."""
-        pages = panels(with_changed_scores(self.results), SCORES_A_PAGE)
+        pages = panels(with_changed_scores(self.results), 3 if self.out.paper else SCORES_A_PAGE)
         for page, shown in enumerate(pages):
-            columns = min(3, len(shown))
+            columns = 1 if self.out.paper else min(3, len(shown))
             rows = -(-len(shown) // columns)
-            figure, axes = self.plt.subplots(rows, columns, figsize=(4 * columns, 2.3 * rows + 0.8), squeeze=False, sharex=True,
+            figure, axes = self.plt.subplots(rows, columns, figsize=self.out.size(4 * columns, 2.3 * rows + 0.8), squeeze=False, sharex=True,
                                              sharey=True, layout="constrained")
             for axis in axes.flat[len(shown):]:
                 axis.set_visible(False)
@@ -151,29 +155,26 @@ class Plotter:
             if beyond > 0:
                 label += f" ({100 * beyond:.2g} % beyond)"
             axis.plot(scores, [share or float("nan") for share in shares], color=color, ls=style, lw=1, label=label)
-        axis.set_title(f"{self.number[spec]}  {shortened(spec, 52)}", fontsize=7)
+        axis.set_title(f"{self.number[spec]}  {shortened(spec, self.out.name_length(52))}", fontsize=self.out.points(7))
         axis.set_yscale("log")
-        axis.legend(fontsize=6, frameon=False)
+        axis.legend(fontsize=self.out.points(6), frameon=False)
 
 
 def main() -> int:
-    if len(sys.argv) != 3:
-        print(__doc__, file=sys.stderr)
-        return 2
-    plt = import_matplotlib(__file__, sys.argv[2])
-    if sys.argv[1] == "--check":
+    arguments = read_arguments(__doc__)
+    plt = import_matplotlib(__file__, arguments.target)
+    if arguments.check:
         return 0
-    results = read_results(Path(sys.argv[1]))
-    folder = Path(sys.argv[2])
-    folder.mkdir(parents=True, exist_ok=True)
-    plotter = Plotter(plt, results, folder)
+    results = read_results(Path(arguments.figures))
+    out = Output(arguments.target, arguments.style)
+    plotter = Plotter(plt, results, out)
     if all(result["layers"] for result in results):
         plotter.layer_error()
         plotter.softmax_error()
         plotter.retained()
         plotter.scores()
     plotter.bits()
-    print(f"wrote {', '.join(plotter.written)} (.png and .svg) to {folder}", file=sys.stderr)
+    out.report()
     return 0
 
 

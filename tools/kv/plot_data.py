@@ -52,9 +52,9 @@ def equal_curves(results: list[dict], *keys: str) -> list[list[dict]]:
     return list(groups.values())
 
 
-def group_label(group: list[dict]) -> str:
+def group_label(group: list[dict], most: int = 64) -> str:
     """"a", "a = b", "a = b = c and 5 more", a name a line."""
-    names = [shortened(result["spec"], 64) for result in group]
+    names = [shortened(result["spec"], most) for result in group]
     label = "\n= ".join(names[:NAMES_SHOWN])
     return label if len(names) <= NAMES_SHOWN else f"{label}\nand {len(names) - NAMES_SHOWN} more"
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Draws what `vlm-kv values --json` counted.
 
-    tools/kv/plot_values.py FIGURES.jsonl FOLDER      draws
-    tools/kv/plot_values.py --check FOLDER            says whether it could, before anything is counted
+    tools/kv/plot_values.py FIGURES.jsonl FOLDER                     draws NAME.png and NAME.svg
+    tools/kv/plot_values.py FIGURES.jsonl out/a.pdf --style paper    draws out/a-NAME.pdf, one column wide; .svg and .png likewise
+    tools/kv/plot_values.py --check FOLDER                           says whether it could, before anything is counted
 
 Writes keys_visual, keys_text, values_visual and values_text (how the numbers of every layer and KV head are distributed),
 ranges (a layer's range with those of its KV heads: 1BitVKV, figures 2 and 4) and codes (2-bit codes that a layer has in
-common with the next: XQuant, figure 3), each as .png and .svg; what does not fit on a page goes on in NAME-2 and so on.
+common with the next: XQuant, figure 3); what does not fit on a page goes on in NAME-2 and so on.
 Needs matplotlib.
 """
 
@@ -14,7 +15,7 @@ import json
 import sys
 from pathlib import Path
 
-from pictures import import_matplotlib, save
+from pictures import Output, import_matplotlib, read_arguments
 
 LAYERS_A_PAGE = 12
 COLUMNS = 4
@@ -62,25 +63,23 @@ def in_common(layers: list[dict]) -> tuple[list[int], list[float], list[float]]:
 class Plotter:
     """Pictures of one file of counts."""
 
-    def __init__(self, plt, counts: list[dict], folder: Path):
-        self.plt, self.counts, self.folder = plt, counts, folder
+    def __init__(self, plt, counts: list[dict], out: Output):
+        self.plt, self.counts, self.out = plt, counts, out
         self.origin = f"model {Path(str(counts[0].get('model', '?'))).name}: {counts[0].get('records', '?')} prompts"
         heads = max(len(entry["heads"]) for entry in counts)
         self.colors = [plt.get_cmap("viridis")(0.9 * i / max(1, heads - 1)) for i in range(heads)]
-        self.written: list[str] = []
 
     def finish(self, figure, name: str, title: str) -> None:
-        figure.suptitle(f"{title}\n{self.origin}", fontsize=9)
-        save(self.plt, figure, self.folder, name)
-        self.written.append(name)
+        self.out.title(figure, f"{title}\n{self.origin}")
+        self.out.save(self.plt, figure, name)
 
     def histograms(self, part: str, rows: str) -> None:
         layers = of(self.counts, part, rows)
         pages = [layers[first:first + LAYERS_A_PAGE] for first in range(0, len(layers), LAYERS_A_PAGE)]
         for page, shown in enumerate(pages):
-            columns = min(COLUMNS, len(shown))
+            columns = min(2 if self.out.paper else COLUMNS, len(shown))
             lines = -(-len(shown) // columns)
-            figure, axes = self.plt.subplots(lines, columns, figsize=(3 * columns + 0.5, 2.1 * lines + 0.8), squeeze=False,
+            figure, axes = self.plt.subplots(lines, columns, figsize=self.out.size(3 * columns + 0.5, 2.1 * lines + 0.8), squeeze=False,
                                              sharex=True, sharey=True, layout="constrained")
             for axis in axes.flat[len(shown):]:
                 axis.set_visible(False)
@@ -92,7 +91,7 @@ class Plotter:
                 bottom = [axis for axis in column if axis.get_visible()][-1]
                 bottom.set_xlabel("number")
                 bottom.tick_params(labelbottom=True)
-            axes[0][0].legend(fontsize=6, frameon=False, ncol=2)
+            axes[0][0].legend(fontsize=self.out.points(6), frameon=False, ncol=1 if self.out.paper else 2)
             name = f"{part}_{rows}" if page == 0 else f"{part}_{rows}-{page + 1}"
             which = f" (page {page + 1} of {len(pages)})" if len(pages) > 1 else ""
             self.finish(figure, name, f"{part.capitalize()} of {rows} tokens, a line a KV head; dotted: the ends of the layer{which}")
@@ -106,16 +105,18 @@ class Plotter:
         for end in (entry["low"], entry["high"]):
             axis.axvline(end, color="0.5", lw=0.8, ls=":")
         axis.set_yscale("log")
-        axis.set_title(f"layer {entry['layer']}", fontsize=7)
+        axis.set_title(f"layer {entry['layer']}", fontsize=self.out.points(7))
 
     def ranges(self) -> None:
-        figure, axes = self.plt.subplots(2, 2, figsize=(11, 6), squeeze=False, sharex=True, layout="constrained")
+        figure, axes = self.plt.subplots(2, 2, figsize=self.out.size(11, 4 if self.out.paper else 6), squeeze=False, sharex=True,
+                                         layout="constrained")
         for row, part in zip(axes, PARTS):
             for axis, rows in zip(row, ROWS):
                 for entry in of(self.counts, part, rows):
                     self.range(axis, entry)
                 axis.set_title(f"{part}, {rows} tokens", fontsize=8)
-                axis.set_ylabel("least to greatest number")
+                if not self.out.paper or axis is row[0]:
+                    axis.set_ylabel("least to greatest number")
         for axis in axes[-1]:
             axis.set_xlabel("layer")
         self.finish(figure, "ranges", "Range of a layer (grey) and of each of its KV heads")
@@ -129,7 +130,7 @@ class Plotter:
             axis.plot([at, at], [head["low"], head["high"]], color=self.colors[number], lw=max(0.6, 5 / len(heads)), zorder=2)
 
     def codes(self) -> None:
-        figure, axis = self.plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+        figure, axis = self.plt.subplots(figsize=self.out.size(7.5, 3 if self.out.paper else 4.5), layout="constrained")
         hues = iter(self.plt.get_cmap("tab10").colors)
         for part in PARTS:
             for rows in ROWS:
@@ -138,28 +139,25 @@ class Plotter:
                 axis.plot(layers, equal, color=color, marker="o", ms=3, lw=1, label=f"{part}, {rows} tokens")
                 axis.plot(layers, chance, color=color, lw=1, ls="--")
         axis.set_xlabel("layer, compared with the next")
-        axis.set_ylabel("share of 2-bit codes that are equal; dashed: random baseline")
+        axis.set_ylabel("share of equal 2-bit codes" if self.out.paper else "share of 2-bit codes that are equal; dashed: random baseline")
         axis.set_ylim(bottom=0)
-        axis.legend(fontsize=7, frameon=False)
+        self.out.legend(axis, fontsize=7)
         self.finish(figure, "codes", "Codes that a layer has in common with the next")
 
 
 def main() -> int:
-    if len(sys.argv) != 3:
-        print(__doc__, file=sys.stderr)
-        return 2
-    plt = import_matplotlib(__file__, sys.argv[2])
-    if sys.argv[1] == "--check":
+    arguments = read_arguments(__doc__)
+    plt = import_matplotlib(__file__, arguments.target)
+    if arguments.check:
         return 0
-    folder = Path(sys.argv[2])
-    folder.mkdir(parents=True, exist_ok=True)
-    plotter = Plotter(plt, read_counts(Path(sys.argv[1])), folder)
+    out = Output(arguments.target, arguments.style)
+    plotter = Plotter(plt, read_counts(Path(arguments.figures)), out)
     for part in PARTS:
         for rows in ROWS:
             plotter.histograms(part, rows)
     plotter.ranges()
     plotter.codes()
-    print(f"wrote {', '.join(plotter.written)} (.png and .svg) to {folder}", file=sys.stderr)
+    out.report()
     return 0
 
 

@@ -13,12 +13,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
-import torch
 from PIL import Image, ImageDraw, ImageFont
 
 import clips
 import documents
 import scenes
+
+try:
+    import torch
+except ImportError:  # draw_scene.py lays out one page and paints it with numpy
+    torch = None
 
 PAGE = 336
 PATCH = 14
@@ -312,7 +316,6 @@ class Painter:
         self.badge_grey = torch.from_numpy(grey).to(self.device).float()
         self.colours = torch.tensor([scenes.COLOURS[c] for c in scenes.COLOUR_NAMES], device=self.device).float()
 
-    @torch.no_grad()
     def paint(self, batch: dict[str, torch.Tensor], height: int = PAGE, width: int = PAGE) -> torch.Tensor:
         """Paints `tables(...)` as tensors on this device: (pages, 3, height, width) float32, whole values 0..255."""
         self.height, self.width = height, width
