@@ -97,7 +97,9 @@ class Worker {
 
   void give(std::shared_ptr<const Record> record) {
     Json json{{"id", record->id}};
-    json.update(asked_of(*record));
+    if (!record->images.empty()) json["images"] = record->images;
+    if (!record->videos.empty()) json["videos"] = record->videos;
+    if (!record->prompt.empty()) json["prompt"] = record->prompt;
     unwritten_ += json_line(json) + "\n";
     records_.emplace(json_line(record->id), std::move(record));
   }
