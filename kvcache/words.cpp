@@ -7,6 +7,8 @@
 #include <charconv>
 #include <numeric>
 
+#include "kvcache/near_spelling.h"
+
 namespace kvlm {
 
 namespace {
@@ -69,6 +71,13 @@ std::string_view nearest_spelling(std::string_view word,
     }
   }
   return best;
+}
+
+std::string_view near_spelling(std::string_view word,
+                               const std::vector<std::string_view>& candidates) noexcept {
+  const std::string_view nearest = nearest_spelling(word, candidates);
+  const bool near = 3 * edit_distance(word, nearest) <= std::max(word.size(), nearest.size());
+  return near && word.size() <= kMaxWord ? nearest : std::string_view();
 }
 
 std::optional<LayerRanges> parse_layer_ranges(std::string_view text, char separator) {

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kvcache/near_spelling.h"
+
 namespace kvlm {
 namespace {
 
@@ -43,6 +45,17 @@ TEST(NearestSpelling, TakesTheSmallestEditDistance) {
   EXPECT_EQ(nearest_spelling("x", {}), "");
   EXPECT_EQ(nearest_spelling("kivi" + std::string(100000, 'x'), names), "kivi")
       << "only the first letters of a hostile word are looked at";
+}
+
+TEST(NearSpelling, TakesOnlyWhatIsNear) {
+  const std::vector<std::string_view> names = {"--image", "--video", "--max-tokens"};
+  EXPECT_EQ(near_spelling("--imge", names), "--image");
+  EXPECT_EQ(near_spelling("--vidoe", names), "--video");
+  EXPECT_EQ(near_spelling("--max-token", names), "--max-tokens");
+  EXPECT_EQ(near_spelling("--port", names), "");
+  EXPECT_EQ(near_spelling("", names), "");
+  EXPECT_EQ(near_spelling("--image" + std::string(100000, 'x'), names), "");
+  EXPECT_EQ(near_spelling("x", {}), "");
 }
 
 }  // namespace
