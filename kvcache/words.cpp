@@ -7,6 +7,7 @@
 #include <charconv>
 #include <numeric>
 
+
 namespace kvlm {
 
 namespace {

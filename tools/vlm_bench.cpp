@@ -35,8 +35,9 @@ constexpr const char* kVisionExamples = R"(Examples:
 constexpr const char* kThroughputHelp =
     "Times decode steps of as many sequences as fit into a memory budget.\n\nPrompts are random "
     "keys and values, passed to the cache layer by layer without running the decoder: the speed of "
-    "a step does not depend on them. The timed steps run the whole decoder.\n\nA SIZE is 500M "
-    "(1e6), 5G (1e9), 5Gi (2^30), or bytes. --dry-run prints the batch that a policy reaches "
+    "a step does not depend on them. The timed steps run the whole decoder.\n\nA SIZE is "
+    "500MB (1e6 bytes each), 5GB (1e9) or 5GiB (2^30). --dry-run prints the batch that a policy "
+    "reaches "
     "within a budget, in seconds.";
 
 /// The command line of every subcommand, and which was given.
@@ -194,7 +195,8 @@ std::optional<int> parse(int argc, char** argv, Options& options) {
   CLI::App app{"vlm-bench: compares the speed of the runtime with the limits of the machine",
                "vlm-bench"};
   app.formatter(std::make_shared<HelpFormatter>());
-  app.footer("vlm-bench SUBCOMMAND --help shows options and examples.");
+  app.footer(std::string("vlm-bench SUBCOMMAND --help shows options and examples.\n\n") +
+             kStatusHelp);
   app.set_version_flag("--version", version_line());
   add_latency(app, options);
   add_throughput(app, options);

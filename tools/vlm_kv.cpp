@@ -14,8 +14,8 @@ namespace kvlm {
 namespace {
 
 constexpr std::array kCommands = {
-    KvCommand{"list", "List every policy: what it stores, and its options", "  vlm-kv list",
-              &add_list},
+    KvCommand{"list", "List every policy: what it stores, and its options",
+              "  vlm-kv list\n  vlm-kv list kivi", &add_list},
     KvCommand{"explain", "Memory of a policy, by component and layer",
               "  vlm-kv explain kivi,bits=2 -m pocket --tokens 624 --visual 576\n"
               "  vlm-kv explain \"visual=calibquant text=kivi\" --tokens 4096 --json",
@@ -37,7 +37,7 @@ int run(int argc, char** argv) {
   CLI::App app{"vlm-kv: inspects, compares and calibrates cache policies", "vlm-kv"};
   app.formatter(std::make_shared<HelpFormatter>());
   app.set_version_flag("--version", version_line());
-  app.footer("vlm-kv SUBCOMMAND --help shows options and examples.");
+  app.footer(std::string("vlm-kv SUBCOMMAND --help shows options and examples.\n\n") + kStatusHelp);
   std::vector<std::pair<CLI::App*, std::function<int()>>> commands;
   for (const KvCommand& command : kCommands) {
     CLI::App* subcommand = app.add_subcommand(command.name, command.what);

@@ -1,10 +1,14 @@
 #include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <optional>
 
 #include "runtime/placeholders.h"
+#include "kernels/base/error.h"
 #include "runtime/prompt.h"
 #include "tools/common/input_text.h"
 #include "tools/common/messages.h"
@@ -75,6 +79,7 @@ int run_once(const RunOptions& options, Session& session, std::vector<OpenPictur
   const GenerationResult result = generator.take(key);
   const std::vector<std::string> full = full_context_warning(result, model, max_tokens);
   warnings.insert(warnings.end(), full.begin(), full.end());
+  if (interrupted() && result.tokens.empty()) throw Error(ErrorCode::kCancelled, "interrupted");
   if (options.json) {
     nlohmann::ordered_json json = result_json(result, session, model, cache->spec(), clips);
     if (!warnings.empty()) json["warnings"] = warnings;
@@ -88,10 +93,30 @@ int run_once(const RunOptions& options, Session& session, std::vector<OpenPictur
   return interrupted() ? kExitInterrupted : 0;
 }
 
+/// Whether standard input is a pipe with something in it, or a file from its beginning: a question
+/// that somebody meant to give. Not what a loop of a shell reads lines from.
+bool has_unread_input() {
+  struct stat status {};
+  if (fstat(STDIN_FILENO, &status) != 0) return false;
+  if (S_ISREG(status.st_mode)) return status.st_size > 0 && lseek(STDIN_FILENO, 0, SEEK_CUR) == 0;
+  int bytes = 0;
+  return S_ISFIFO(status.st_mode) && ioctl(STDIN_FILENO, FIONREAD, &bytes) == 0 && bytes > 0;
+}
+
+/// It is not read by itself: a program that a loop starts would take the loop's own lines.
+void tell_unread_input(const RunOptions& options) {
+  const bool image = std::ranges::find(options.images, kStandardInput) != options.images.end();
+  if (image || !has_unread_input()) return;
+  print_message(
+      "vlm-run: warning: standard input is not read; add -p - to take the question from it, or "
+      "</dev/null to leave it\n");
+}
+
 int run(int argc, char** argv) {
   RunOptions options;
   if (const auto status = parse_options(argc, argv, options)) return *status;
   catch_interrupts();
+  const bool asked = !options.prompt.empty();
   options.prompt = read_prompt(options.prompt);
   // A wrong picture is the cheapest mistake to report, so it comes first. Of many only the headers
   // are read, until it is known that the context holds them.
@@ -117,6 +142,7 @@ int run(int argc, char** argv) {
   if (job) return run_batch(options, *job, session);
   if (options.chat)
     return run_chat(options, session, std::move(pictures), std::move(videos), watch);
+  if (!asked) tell_unread_input(options);
   return run_once(options, session, std::move(pictures), std::move(videos), watch);
 }
 

@@ -15,6 +15,7 @@ namespace {
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 using Kind = ChatLine::Kind;
 
 std::string refusal_of(std::string_view line) {
@@ -45,6 +46,24 @@ TEST(ChatLineTest, CommandsAndQuestions) {
   EXPECT_EQ(question.text, "what is / this");
 }
 
+TEST(ChatLineTest, AQuestionKeepsItsBlanks) {
+  for (const char* question : {"  what is it", "what is it \t", " /image cat.png", "\tand now  "}) {
+    const ChatLine wanted = parse_chat_line(question);
+    EXPECT_EQ(wanted.kind, Kind::kQuestion) << question;
+    EXPECT_EQ(wanted.text, question);
+  }
+}
+
+TEST(ChatLineTest, HelpAndTheEndHaveSeveralNames) {
+  for (const char* line : {"/help", "/?", "/help "}) {
+    EXPECT_EQ(parse_chat_line(line).kind, Kind::kHelp) << line;
+  }
+  for (const char* line : {"exit", "quit", " exit ", "/bye"}) {
+    EXPECT_EQ(parse_chat_line(line).kind, Kind::kQuit) << line;
+  }
+  EXPECT_EQ(parse_chat_line("exit signs?").kind, Kind::kQuestion);
+}
+
 TEST(ChatLineTest, AVideoIsAFile) {
   const ChatLine wanted = parse_chat_line("/video  'a cat.mp4'");
   EXPECT_EQ(wanted.kind, Kind::kVideo);
@@ -55,6 +74,51 @@ TEST(ChatLineTest, UnknownCommandsAreToldTheNearest) {
   EXPECT_THAT(refusal_of("/imgae x.png"), HasSubstr("did you mean /image?"));
   EXPECT_THAT(refusal_of("/claer"), HasSubstr("did you mean /clear?"));
   EXPECT_THAT(refusal_of("/x\x1b[2J"), HasSubstr("\\x1b"));
+}
+
+TEST(ChatLineTest, NothingFarFetchedIsSuggested) {
+  for (const char* line : {"/étage 3?", "/gone/cat.png", "/usr is what?", "/42"}) {
+    EXPECT_THAT(refusal_of(line),
+                AllOf(Not(HasSubstr("did you mean")), HasSubstr("a blank before")))
+        << line;
+  }
+}
+
+TEST(ChatBlockTest, LinesBetweenQuotesAreOneQuestion) {
+  ChatBlock block;
+  bool joined = true;
+  std::string line = "what is it";
+  EXPECT_TRUE(block.take(line, joined));
+  EXPECT_FALSE(joined);
+  for (const char* part : {"\"\"\"", "/clear is a word,", ""}) {
+    line = part;
+    EXPECT_FALSE(block.take(line, joined)) << part;
+  }
+  line = "is it not? \"\"\"";
+  EXPECT_TRUE(block.take(line, joined));
+  EXPECT_TRUE(joined);
+  EXPECT_EQ(line, "/clear is a word,\n\nis it not? ");
+  line = "\"\"\"one line\"\"\"";
+  EXPECT_TRUE(block.take(line, joined));
+  EXPECT_EQ(line, "one line");
+  line = "\"\"\"first";
+  EXPECT_FALSE(block.take(line, joined));
+  line = "\"\"\"";
+  EXPECT_TRUE(block.take(line, joined));
+  EXPECT_EQ(line, "first");
+}
+
+TEST(ChatBlockTest, IsBounded) {
+  ChatBlock block;
+  bool joined = false;
+  std::string line = "\"\"\"";
+  EXPECT_FALSE(block.take(line, joined));
+  line.assign(kMaxChatLine / 2, 'x');
+  EXPECT_FALSE(block.take(line, joined));
+  line.assign(kMaxChatLine / 2, 'x');
+  EXPECT_FALSE(block.take(line, joined));
+  line = "more";
+  EXPECT_THROW(block.take(line, joined), Error);
 }
 
 TEST(ChatLineTest, CommandsSayHowTheyAreUsed) {
@@ -95,6 +159,10 @@ TEST_F(ChatFiles, PathsAreReadAsAPersonWritesThem) {
   EXPECT_EQ(image_of("/image ~/cat.png"), (folder_ / "cat.png").string());
 }
 
+TEST_F(ChatFiles, AFileThatWasDroppedOnTheTerminalIsKnown) {
+  EXPECT_THAT(refusal_of((folder_ / "cat.png").string()), HasSubstr("did you mean /image "));
+}
+
 TEST_F(ChatFiles, TabCompletesFiles) {
   EXPECT_EQ(complete_chat_line("/image cat").insert, ".png");
   EXPECT_EQ(complete_chat_line("/image ca").insert, "");
@@ -124,7 +192,7 @@ TEST(CompleteChatLine, CompletesCommands) {
   EXPECT_EQ(complete_chat_line("/v").insert, "ideo ");
   EXPECT_EQ(complete_chat_line("/c").insert, "lear");
   EXPECT_THAT(complete_chat_line("/").choices,
-              ElementsAre("/image", "/video", "/clear", "/quit", "/exit"));
+              ElementsAre("/image", "/video", "/clear", "/help", "/quit", "/exit"));
 }
 
 }  // namespace

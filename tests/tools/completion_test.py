@@ -59,6 +59,18 @@ class Completion(unittest.TestCase):
         self.assertEqual(completed("vlm-run", "--kv", "calib"), {"calibquant"})
         self.assertEqual(completed("vlm-kv", "explain", "calib"), {"calibquant"})
 
+    def test_inside_a_spec(self):
+        self.assertEqual(completed("vlm-run", "--kv", "snapkv+ki"), {"snapkv+kivi"})
+        self.assertEqual(completed("vlm-run", "--kv", "kivi,bi"), {"kivi,bits="})
+        self.assertEqual(completed("vlm-run", "--kv", "=", "kivi,resi"), {"kivi,residual="})
+        self.assertEqual(completed("vlm-kv", "fidelity", "--kv", "kivi,bits", "=", "2,gr"), {"2,group="})
+        self.assertEqual(completed("vlm-kv", "explain", "prefixkv,keep", "=", "0.5+cal"), {"0.5+calibquant"})
+        self.assertEqual(completed("vlm-kv", "explain", "uniform,evict", "=", "sc"), {"score"})
+        self.assertEqual(completed("vlm-kv", "explain", "visual", "=", "calib"), {"calibquant"})
+        self.assertLessEqual({"kivi,bits=", "kivi,scope=", "kivi,group="}, completed("vlm-run", "--kv", "kivi,"))
+        self.assertEqual(completed("vlm-run", "--kv", "nonsense,bi"), set())
+        self.assertEqual(completed("vlm-kv", "list", "calib"), {"calibquant"})
+
     def test_values(self):
         self.assertEqual(completed("vlm-run", "--dtype", "b"), {"bf16"})
         self.assertEqual(completed("vlm-run", "--dtype", "=", "b"), {"bf16"})

@@ -234,7 +234,7 @@ DOCUMENTED = [
     Case('vlm-run --batch FOLDER --out answers.jsonl -p "What is this?"',
          [lambda o: [row["id"] for row in o.file_rows("answers.jsonl")] != ["a.png", "b.png"] and "not two answers"],
          {"FOLDER": "'[ab].png'"}),
-    Case('vlm-run -m llava-hf/llava-1.5-7b-hf --image a.png -p "What is this?"', [answers, reports("llava-hf/llava-1.5-7b-hf")]),
+    Case('vlm-run -m llava-hf/llava-1.5-7b-hf --image a.png "What is this?"', [answers, reports("llava-hf/llava-1.5-7b-hf")]),
     Case('vlm-run -m MODEL --video a.mp4 --frames 8 -p "What happens?"', [reports("a.mp4: 4 of 6 frames", "internvl")],
          {"MODEL": "golden/internvl", "--frames 8": "--frames 4"}),
     Case("vlm-run --image a.png --chat", [prints("seven")], stdin="How many objects are there?\n/quit\n"),
@@ -246,6 +246,7 @@ DOCUMENTED = [
          {"synthetic:llava-1.5-7b,layers=4": f"{RELEASED},layers=1 -n 2"}),
     # vlm-kv --help, docs/policies.md
     Case("vlm-kv list", [has_policies]),
+    Case("vlm-kv list kivi", [prints("kivi (quantizer)", "residual=")]),
     Case("vlm-kv list --markdown", [prints_page("docs/policies.md")]),
     Case("vlm-kv list --markdown options", [prints_page("docs/policy-options.md")]),
     Case("vlm-kv list --markdown > docs/policies.md", [prints_page("docs/policies.md")]),
@@ -528,6 +529,11 @@ OPTIONS = [
 
     Case("vlm-bench vision -m golden/internvl --device cpu --dtype f32 -t 2 --size 30x60 --batch 2 --repeats 2 --json",
          [one(lambda row: row["tokens"] == 12 and row["encode"]["median"] > 0)]),
+    Case("vlm-kv explain --kv snapkv --bits 4 --tokens 600 --json", [one(lambda row: abs(row["stored_bits"] - 4) < 0.05)]),
+    Case("vlm-kv fidelity --kv snapkv --bits 8 --data captions.jsonl --records 1 --layer-records 0 -n 8 --json",
+         [one(lambda row: "keep=0." in row["spec"])]),
+    Case("vlm-kv fidelity --kv int4 --data captions.jsonl --records 1 -n 8 --plot plots/fig.pdf --style paper",
+         [prints("int4")], needs="matplotlib"),
     Case("vlm-kv list --json", [one(lambda row: len(row["policies"]) > 10)]),
     Case("vlm-kv fidelity --kv f16 --kv uniform,keep=1 --data captions.jsonl --json", [exact]),
     Case("vlm-kv fidelity --kv f16 --data captions.jsonl --batch-size 3 --json --per-record", [exact]),

@@ -39,13 +39,13 @@ def setUpModule():
 class Terminal:
     """A program with a terminal for its stdin, stdout and stderr."""
 
-    def __init__(self, *arguments, columns=COLUMNS, folder=ROOT, program=PROGRAM, **environment):
+    def __init__(self, *arguments, columns=COLUMNS, size=None, folder=ROOT, program=PROGRAM, **environment):
         self.text = ""
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.chdir(folder)
             os.environ.update(TERM="xterm", **environment)
-            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", *(size or (24, columns)), 0, 0))
             os.execv(program, [str(program), *map(str, arguments)])
 
     def __enter__(self):
@@ -188,7 +188,7 @@ class ChatTest(unittest.TestCase):
     PROMPT = r"(^|\n|\r)> "
 
     def chat(self, *arguments, **options):
-        return Terminal("-m", MODEL, "--chat", "-n", "3", *arguments, columns=80, **options)
+        return Terminal("-m", MODEL, "--chat", "-n", "3", *arguments, **{"columns": 80, **options})
 
     def ask(self, terminal, text):
         """Types a line; returns where its echo ends, once the prompt is there again."""
@@ -266,6 +266,78 @@ class ChatTest(unittest.TestCase):
             terminal.wait_for(r"> $", at)
             terminal.type("/quit\r")
             self.assertEqual(terminal.status(), 0)
+
+
+    PASTE = "\x1b[200~", "\x1b[201~"
+
+    def test_pasted_lines_are_one_question(self):
+        start, end = self.PASTE
+        with self.chat("-q") as terminal:
+            terminal.wait_for(r"> $")
+            at = len(terminal.text)
+            terminal.type(start + "what is it?\rand where?\rand why?\r" + end)
+            terminal.wait_for(r"and why\?", at)
+            time.sleep(0.5)
+            terminal.read(0.1)
+            self.assertFalse(terminal.text.endswith("> "))  # it waits for Enter
+            at = len(terminal.text)
+            terminal.type("\r")
+            at = terminal.wait_for(r"> $", at)
+            terminal.type("\x1b[A\r")  # Up: all of it again
+            at = terminal.wait_for(r"and why\?", at)
+            terminal.wait_for(r"> $", at)
+            terminal.type("quit\r")
+            self.assertEqual(terminal.status(), 0)
+            self.assertIn("\x1b[?2004l", terminal.text)
+
+    def test_pasted_commands_are_obeyed_one_by_one(self):
+        start, end = self.PASTE
+        with self.chat() as terminal:
+            terminal.wait_for(r"> $")
+            at = len(terminal.text)
+            terminal.type(start + f"/image {PICTURE}\r/help\rwhat is it?\ror not?" + end + "\r")
+            at = terminal.wait_for(r"image 1: ", at)
+            at = terminal.wait_for(r"starts over, without images", at)
+            terminal.wait_for(r"> $", at)
+            terminal.type("\x04")
+            self.assertEqual(terminal.status(), 0)
+
+    def test_controls_in_what_is_pasted_do_nothing(self):
+        start, end = self.PASTE
+        with self.chat("-q") as terminal:
+            terminal.wait_for(r"> $")
+            at = len(terminal.text)
+            terminal.type(start + "/he\x04\x1b[A\x15lp" + end)
+            terminal.wait_for(r"/he\[Alp", at)
+            terminal.type("\x15/quit\r")
+            self.assertEqual(terminal.status(), 0)
+
+    def test_a_question_between_quotes(self):
+        with self.chat("-q") as terminal:
+            terminal.wait_for(r"> $")
+            terminal.type('"""what is\r')
+            terminal.wait_for(r"\.\.\. $")
+            at = len(terminal.text)
+            terminal.type('/clear"""\r')
+            at = terminal.wait_for(r"\n", at)
+            terminal.wait_for(r"> $", at)
+            terminal.type("exit\r")
+            self.assertEqual(terminal.status(), 0)
+
+    def test_a_terminal_of_any_size(self):
+        for rows, columns in ((65535, 65535), (1, 65535), (65535, 1)):
+            with self.subTest(rows=rows, columns=columns), self.chat("-q", size=(rows, columns)) as terminal:
+                terminal.wait_for(r"> ")
+                terminal.type("/quit\r")
+                self.assertEqual(terminal.status(), 0)
+
+    def test_ctrl_c_before_the_first_word_leaves_no_figures(self):
+        with Terminal(*SLOW, "-n", "2") as terminal:
+            terminal.wait_for(r"vision \[")
+            terminal.type("\x03")
+            self.assertEqual(terminal.status(), 130)
+            self.assertIn("vlm-run: interrupted", terminal.text)
+            self.assertNotIn("0 tokens", terminal.text)
 
 
 class OtherProgramsTest(unittest.TestCase):

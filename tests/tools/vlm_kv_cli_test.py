@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -43,8 +44,19 @@ WRONG = [
     (["lst"], 2, ["\"lst\"", "list, explain, fidelity, profile or values"]),
     (["list", "--markdown", "--json"], 2, ["--markdown", "--json"]),
     (["list", "--markdown", "tables"], 2, ["--markdown", "tables"]),
-    (["list", "kivi"], 2, ["kivi"]),
-    (["explain"], 2, ["SPEC"]),
+    (["list", "kiwi"], 2, ["kiwi", "did you mean kivi?"]),
+    (["list", "fastv2000"], 2, ["fastv2000", "vlm-kv list"]),
+    (["list", "kivi", "h2o"], 2, ["h2o"]),
+    (["fidelity", "--kv", "f16", "--data", "x", "--plto", "p"], 2, ["--plto is not an option of vlm-kv fidelity", "--plot?"]),
+    (["explain", "f16", "--token", "5"], 2, ["did you mean --tokens?"]),
+    (["profile", "--data", "x", "--out", ""], 2, ["--out is empty"]),
+    (["profile", "--data", "", "--out", "x"], 2, ["--data is empty"]),
+    (["fidelity", "--kv", "", "--data", "x"], 2, ["--kv is empty"]),
+    (["fidelity", "--kv", "f16", "--data", "x", "--style", "paper"], 2, ["--plot"]),
+    (["explain", "snapkv,keep=0.5", "--tokens", "600", "--bits", "4"], 2, ["keep= and --bits"]),
+    (["explain", "snapkv + int4", "--tokens", "600", "--bits", "8"], 2, ["with keep=1 it stores 4.", "fewer bits"]),
+    (["explain", "snapkv", "--tokens", "600", "--bits", "0.1"], 2, ["more bits"]),
+    (["explain"], 2, ["--kv"]),
     (["explain", "kivi"], 2, ["--tokens"]),
     (["explain", "kivi", "--tokens", "0"], 2, ["--tokens", "0"]),
     (["explain", "kivi", "--tokens", "ten"], 2, ["--tokens", "ten"]),
@@ -58,7 +70,7 @@ WRONG = [
     (["explain", "xquant,merge=avg", "--tokens", "5"], 2,
      ["--kv xquant,merge=avg is not built", "not averaged", "dominant="]),
     (["explain", "kivi,residual=100", "--tokens", "5"], 2, ["residual=100", "residual=128"]),
-    (["explain", "", "--tokens", "5"], 2, ["--kv"]),
+    (["explain", "", "--tokens", "5"], 2, ["--kv is empty"]),
     (["explain", "@{folder}/gone.json", "--tokens", "5"], 1, ["{folder}/gone.json"]),
     (["explain", "@{folder}", "--tokens", "5"], 1, ["{folder}"]),
     (["explain", "@", "--tokens", "5"], 2, ["@FILE.json"]),
@@ -144,6 +156,39 @@ class VlmKv(unittest.TestCase):
                                                "help"})
                 if option["key"] != "what":
                     self.assertIn(f"    {option['key']}={option['default']}", text)
+
+    def test_list_of_one(self):
+        for name in ("kivi", "prefixkv", "f16", "share"):
+            text = run("list", name).stdout
+            self.assertTrue(text.startswith(name), text)
+            self.assertIn(text, run("list").stdout)
+            self.assertEqual([policy["name"] for policy in json.loads(run("list", name, "--json").stdout)["policies"]], [name])
+
+    def test_equal_bits_are_solved(self):
+        for bits in (8, 4, 2.5):
+            for rule in ("snapkv", "random", "prefixkv", "knorm", "streaming", "h2o", "pyramidkv"):
+                with self.subTest(bits=bits, rule=rule):
+                    shown = self.explain("--kv", rule, "--bits", bits, "--tokens", 1200, "--visual", 1000)
+                    self.assertAlmostEqual(shown["stored_bits"], bits, delta=0.03)
+                    self.assertIn("keep=", shown["spec"])
+        self.assertIn("evict=score", self.explain("snapkv", "--bits", 4, "--tokens", 1200)["spec"])
+        packed = self.explain("snapkv + int4", "--bits", 2, "--tokens", 1200)
+        self.assertIn("evict=window", packed["spec"])
+        self.assertAlmostEqual(packed["stored_bits"], 2, delta=0.05)
+        self.assertEqual(self.explain("kivi", "--bits", 4, "--tokens", 1200)["spec"], "kivi")
+        self.assertIn("evict=none", self.explain("snapkv,evict=none", "--bits", 4, "--tokens", 1200)["spec"])
+
+    def test_a_prompt_of_any_length_is_explained_at_once(self):
+        shorter = self.explain("prefixkv + vidkv", *LLAVA[:2], "--tokens", 60000, "--visual", 50000)
+        self.assertNotIn("extrapolated", shorter)
+        for spec in ("prefixkv + vidkv", "snapkv", "streaming", "pyramidkv + kivi"):
+            start = time.monotonic()
+            shown = self.explain(spec, *LLAVA[:2], "--tokens", 16000000, "--visual", 10000000)
+            self.assertLess(time.monotonic() - start, 10, spec)  # of a busy machine; 20 s were usual
+            self.assertTrue(shown["extrapolated"])
+            small = self.explain(spec, *LLAVA[:2], "--tokens", 60000, "--visual", 37500)
+            self.assertAlmostEqual(shown["stored_bits"], small["stored_bits"], delta=0.05)
+        self.assertIn("extrapolated", run("explain", "snapkv", "--tokens", 1000000).stdout)
 
     def test_every_policy_can_be_explained(self):
         for policy in json.loads(run("list", "--json").stdout)["policies"]:
@@ -261,8 +306,28 @@ class Fidelity(unittest.TestCase):
         # The rows of the prompt, half of what was generated and the row itself.
         self.assertGreater(measured["layers"][0]["slots"], 16 + 20)
         table = run("fidelity", "-m", MODEL, "--data", self.data, "--kv", "f16").stdout
-        self.assertRegex(table, r"f16 +0\.00000 +0\.0000 100\.00%")
+        self.assertRegex(table, r"f16 +0 +0 100\.00%")
         self.assertRegex(table, r"16\.000 +16\.000 +0\.0000 +0\.0000 +0\.0000\n")
+
+    def test_small_divergences_have_digits(self):
+        self.records({"id": 1, "prompt": "What?", "text": "one two three four five six"})
+        table = run("fidelity", "-m", MODEL, "--data", self.data, "--kv", "bf16", "--kv", "int8").stdout
+        for spec in ("bf16", "int8"):
+            self.assertRegex(table, rf"{spec} +(\d\.\de-\d+|0\.00[1-9])")
+
+    def test_rules_are_measured_at_equal_bits(self):
+        pictures = str(MODEL / "image0.png")
+        self.records(*({"id": i, "image": pictures, "prompt": "What? " * (i + 1), "text": "some words of no sense " * 5}
+                       for i in range(2)))
+        result = run("fidelity", "-m", MODEL, "--data", self.data, "--kv", "f16", "--kv", "knorm", "--kv", "random",
+                     "--kv", "prefixkv", "--bits", "8", "-n", "30", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        f16, *rules = [json.loads(line) for line in result.stdout.splitlines()]
+        self.assertEqual(f16["spec"], "f16")
+        for figures in rules:
+            self.assertIn("keep=0.", figures["spec"])
+            self.assertIn(f"is measured as {figures['spec']}", result.stderr)
+            self.assertAlmostEqual(figures["stored_bits"], 8, delta=1, msg=figures["spec"])
 
     def test_f16_has_no_error_on_the_bundled_model(self):
         self.data = ROOT / "tools/pocket/heldout/captions.jsonl"

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import unittest
 import zlib
+from pathlib import Path
 
 from vlm_run_case import MODEL, PICTURE, PROGRAM, ROOT, TIMEOUT_S, VlmRun, run
 
@@ -258,6 +259,26 @@ BAD_PICTURES = [
 IMAGE = ["--image", "{picture}"]
 BAD_REQUESTS = [
     (["--picture", "cat.png"], 2, ["--picture"]),
+    (["--imge", "{picture}"], 2, ["--imge is not an option", "did you mean --image?"]),
+    (["--max-token", "20", *IMAGE], 2, ["did you mean --max-tokens?"]),
+    (["--kv_memory", "1GB", *IMAGE], 2, ["did you mean --kv-memory?"]),
+    ([*IMAGE, "--zzz", "x"], 2, ["--zzz is not an option", "vlm-run --help"]),
+    ([*IMAGE, "--mmproj", "x.gguf"], 2, ["--mmproj", "checkpoint folder"]),
+    ([*IMAGE, "--port", "8080"], 2, ["--port", "opens no port"]),
+    (["-i", "{picture}"], 2, ["-i is not", "--image FILE"]),
+    ([*IMAGE, "-ngl", "99"], 2, ["-ngl", "--device cuda"]),
+    (["-hf", "org/name", *IMAGE], 2, ["-hf", "-m ORG/NAME"]),
+    ([*IMAGE, "--max_model_len", "4096"], 2, ["--max_model_len", "--kv-memory"]),
+    (["cat.png"], 2, ["cat.png does not exist", "did you mean --image cat.png"]),
+    ([*IMAGE, "gone.jpg", "What is this?"], 2, ["gone.jpg does not exist"]),
+    (["clip.mp4", "What happens?"], 2, ["did you mean --video clip.mp4"]),
+    ([*IMAGE, "What", "is", "this?"], 2, ["3 words", '"What is this?"']),
+    ([*IMAGE, "-p", "What?", "Where?"], 2, ["two questions", "What?", "Where?"]),
+    ([*IMAGE, ""], 2, ["the question is empty"]),
+    (["{batch}"], 2, ["did you mean --batch {batch} --out"]),
+    (["{picture}", "--chat", "{folder}/q.txt"], 2, ["did you mean -p @{folder}/q.txt"]),
+    (["{folder}"], 1, ["{folder}", "--batch {folder} --out"]),
+    (["https://example.org/a.png"], 1, ["is a URL", "download it"]),
     ([*IMAGE, "--kv", "f61"], 2, ["f61", "f16"]),
     ([*IMAGE, "--kv", "f16,bits=2"], 2, ["bits"]),
     ([*IMAGE, "--kv", "f16 + "], 2, ["--kv"]),
@@ -331,6 +352,7 @@ class Requests(VlmRun):
         names = {"folder": str(self.folder), "picture": str(PICTURE), "batch": str(batch),
                  "notes": str(notes), "cut": str(shortened), "empty": str(self.folder / "empty")}
         (self.folder / "empty").mkdir()
+        (self.folder / "q.txt").write_text("What is this?")
         for arguments, status, words in BAD_REQUESTS:
             with self.subTest(" ".join(arguments)[:80]):
                 arguments = [argument.format(**names) for argument in arguments]
@@ -357,6 +379,86 @@ class Requests(VlmRun):
         shutil.copy(PICTURE, named)
         address = f"file://{self.folder}/a%20picture.png"
         self.assertEqual(self.answer("--image", address), expected)
+
+    def test_files_and_a_question_need_no_options(self):
+        asked = self.answer("--image", PICTURE, "-p", "what is it?")
+        self.assertEqual(self.answer("--image", PICTURE, "what is it?"), asked)
+        self.assertEqual(self.answer(PICTURE, "what is it?"), asked)
+        self.assertEqual(self.answer("what is it?", PICTURE), asked)
+        self.assertEqual(self.answer("-p", "what is it?", PICTURE), asked)
+        captioned = self.answer("--image", PICTURE)
+        self.assertEqual(self.answer(PICTURE), captioned)
+        self.assertEqual(self.answer("--image", PICTURE, PICTURE, "which?"),
+                         self.answer("--image", PICTURE, "--image", PICTURE, "-p", "which?"))
+        bracket = shutil.copy(PICTURE, self.folder / "[a,b]")
+        self.assertEqual(self.answer("--image", "[a,b]", cwd=self.folder), captioned, bracket)
+        self.assertEqual(self.answer(PICTURE, "--", "-p"), self.answer(PICTURE, "-p", "-p"))
+
+    def test_subcommands_of_other_tools_are_known(self):
+        for arguments, words in ((["serve", "-m", MODEL], ["serve", "opens no port"]), (["run", PICTURE], ["no subcommands"]),
+                                 (["explain", "kivi"], ["vlm-kv"]), (["chat", "-m", "x"], ["write --chat"])):
+            with self.subTest(arguments):
+                self.assert_refused(run(*arguments), 2, words)
+        self.answer(PICTURE, "explain")  # a question, where it is not the first word
+
+    def test_options_of_other_tools_are_aliases(self):
+        expected = self.answer(PICTURE, "--temp", "0.5", "--seed", 3, "--system", "be brief")
+        for tokens, temperature, system in (("--max-new-tokens", "--temperature", "--system-prompt"),
+                                            ("--max_tokens", "--temperature", "--system_prompt"),
+                                            ("--n-predict", "--temp", "--system")):
+            result = run("-m", MODEL, "--json", tokens, 3, temperature, "0.5", "--seed", 3, system, "be brief", PICTURE)
+            self.assert_sound(result)
+            self.assertEqual(json.loads(result.stdout)["tokens"], expected, tokens)
+        self.assertNotIn(b"--max-new-tokens", run("--help").stdout)
+
+    def test_standard_input_that_is_not_read_is_told(self):
+        told = b"standard input is not read; add -p -"
+        question = self.folder / "q.txt"
+        question.write_text("what is it?")
+        with question.open("rb") as file:
+            self.assertIn(told, run("-m", MODEL, "-n", 2, "-q", PICTURE, stdin=file).stderr)
+            file.seek(3)  # as a loop of a shell that has read a line
+            self.assertNotIn(told, run("-m", MODEL, "-n", 2, "-q", PICTURE, stdin=file).stderr)
+        self.assertIn(told, run("-m", MODEL, "-n", 2, "-q", PICTURE, input=b"what is it?").stderr)
+        for arguments in ([PICTURE, "what?"], [PICTURE, "-p", "-"], ["--image", "-"]):
+            data = PICTURE.read_bytes() if arguments[-1] == "-" and arguments[0] == "--image" else b"what is it?"
+            self.assertNotIn(told, run("-m", MODEL, "-n", 2, "-q", *arguments, input=data).stderr)
+        self.assertNotIn(told, run("-m", MODEL, "-n", 2, "-q", PICTURE).stderr)
+
+    def test_no_argument_or_variable_reaches_the_terminal_raw(self):
+        """An escape sequence in each of them, which would clear the terminal or set its title."""
+        hostile = "x\x1b[2J\x1b]0;title\x07\x9b\r\u202e"
+        kv = PROGRAM.with_name("vlm-kv")
+        commands = [[PROGRAM, "-m", MODEL, "--image", PICTURE, option, hostile]
+                    for option in ("--device", "--dtype", "--kv-memory", "--image-backend", "--image-aspect", "--seed",
+                                   "--kv", "--kv-profile", "-n", "--temp", "--top-k", "--batch-size", "--shard", "-t",
+                                   "--video", "--nonsense")]
+        commands += [[PROGRAM, "-m", MODEL, "--image", PICTURE, "--kv", "@" + hostile], [PROGRAM, hostile + ".png"],
+                     [PROGRAM, "--" + hostile], [PROGRAM, "-" + hostile], [PROGRAM, "-m", hostile, PICTURE],
+                     [PROGRAM, "--batch", hostile, "--out", self.folder / "o"],
+                     [PROGRAM, "-m", MODEL, "--batch", PICTURE.parent, "--out", self.folder / "no" / hostile / "o"],
+                     [kv, "list", hostile], [kv, hostile], [kv, "explain", hostile, "--tokens", "5"],
+                     [kv, "explain", "f16", "--tokens", hostile], [kv, "explain", "f16", "--tokens", "5", "-m", hostile],
+                     [kv, "fidelity", "--kv", "f16", "--data", hostile], [kv, "profile", "--data", "x", "--out", hostile],
+                     [kv, "fidelity", "--kv", "f16", "--data", "x", "--plot", PICTURE / hostile],
+                     [kv, "list", "--markdown", hostile]]
+        environments = [{}] * len(commands)
+        for name in ("KVLM_HOME", "HF_HOME", "HF_HUB_CACHE"):
+            folder = self.folder / hostile
+            snapshot = folder / "hub/models--a--b/snapshots" / hostile if name == "HF_HOME" else folder / "models--a--b/snapshots" / hostile
+            snapshot.mkdir(parents=True, exist_ok=True)
+            commands.append([PROGRAM, "-m", "pocket" if name == "KVLM_HOME" else "a/b", PICTURE])
+            environments.append({name: str(folder)})
+        for command, environment in zip(commands, environments):
+            if not Path(command[0]).is_file():
+                continue
+            with self.subTest(command=command[1:], environment=environment):
+                result = subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, capture_output=True,
+                                        timeout=TIMEOUT_S, env=os.environ | environment)
+                self.assertIn(result.returncode, (1, 2))
+                said = (result.stdout + result.stderr).decode("utf-8")
+                self.assertEqual([c for c in said if not c.isprintable() and c != "\n"], [], said)
+                self.assertEqual(len(said.splitlines()), 1, said)
 
     def test_a_question_comes_from_standard_input_or_a_file(self):
         expected = self.answer("--image", PICTURE, "-p", "what is\nit?")
@@ -413,7 +515,10 @@ class Help(VlmRun):
         for line in result.stdout.decode().splitlines():
             self.assertLessEqual(len(line), 80, line)
         self.assertIn(b'{"id": 1, "image": "a.png"', result.stdout)
-        self.assertIn(b"--kv-memory BYTES", result.stdout)
+        self.assertIn(b"--kv-memory SIZE", result.stdout)
+        self.assertIn(b"[FILE...] [QUESTION]", result.stdout)
+        self.assertIn(b"Exit status:", result.stdout)
+        self.assertIn(b"KVLM_HOME", result.stdout)
 
 
 class Hints(VlmRun):
@@ -542,6 +647,40 @@ class Chats(VlmRun):
                                "--kv", spec)
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertEqual(len(result.stdout.splitlines()), 3)
+
+    def test_help_and_the_end(self):
+        result = self.chat(["/help", "/?"])
+        self.assertEqual((result.returncode, result.stdout), (0, ""))
+        self.assertEqual(result.stderr.count("/image FILE   adds"), 2)
+        for last in ("exit", "quit", "/bye"):
+            self.assertEqual(len(self.chat(["what", last, "not asked"]).stdout.splitlines()), 1)
+
+    def test_a_line_has_a_bound(self):
+        with open("/dev/zero", "rb") as zero:
+            result = subprocess.run([PROGRAM, "-m", MODEL, "--chat", "-q"], stdin=zero, capture_output=True, timeout=TIMEOUT_S)
+        self.assert_refused(result, 1, ["a line of the chat has more than 4 MiB"])
+
+    def test_lines_between_quotes_are_one_question(self):
+        result = self.chat(['"""what', "", '/clear is it"""', "and now"])
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        result = self.chat(["what", '"""and', "now"])
+        self.assertEqual(result.returncode, 1)
+        self.assertIn('line 2 begins a question with """', result.stderr)
+
+    def test_beyond_the_context_a_piped_chat_goes_on(self):
+        long = "word " * 600
+        result = self.chat(["what", long, "and now", "/clear", "again", long])
+        self.assertEqual((result.returncode, len(result.stdout.splitlines())), (1, 3), result.stderr)
+        self.assertEqual(result.stderr.count("start over with /clear"), 2)
+        self.assertIn("vlm-run: line 2: ", result.stderr)
+        self.assertNotIn("images", result.stderr)
+
+    def test_a_command_that_fails_ends_a_piped_chat(self):
+        for command, status in (("/image gone.png", 1), ("/imgae x", 2), ("/clear all", 2)):
+            result = self.chat(["what", command, "not asked"])
+            self.assertEqual((result.returncode, len(result.stdout.splitlines())), (status, 1), result.stderr)
+            self.assertIn("line 2: ", result.stderr)
+            self.assertIn("the chat ends here", result.stderr)
 
     def test_a_wrong_command_is_named(self):
         result = self.chat(["/nonsense"])

@@ -9,6 +9,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/human_bytes.h"
+#include "kernels/base/printable.h"
 #include "kernels/elementwise.h"
 #include "kernels/roofline.h"
 #include "kvcache/make_cache.h"
@@ -227,7 +228,7 @@ void print_table(const std::string& spec, const Samples& samples, Session& sessi
   fmt::print(
       "{} on {}, {} threads, --kv {}: {:.2f} stored bits, cache of {}, KV {:.1f} % of the bytes of "
       "a step\n{} prompt tokens, {} decode steps, {} repeats; median (min to max)\n",
-      session.model().name(), device_name(session.device()), session.threads(), spec,
+      printable(session.model().name()), device_name(session.device()), session.threads(), spec,
       samples.cache.stored_bits, human_bytes(samples.cache.bytes), samples.kv_share,
       options.prompt_tokens, options.tokens, options.repeats);
   for (const Figure& figure : kFigures) {

@@ -10,6 +10,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/human_bytes.h"
+#include "kernels/base/printable.h"
 #include "kernels/base/queue.h"
 #include "kernels/fill.h"
 #include "kernels/roofline.h"
@@ -367,7 +368,7 @@ void print_table_head(const ThroughputOptions& options, Session& session) {
       "{} on {}, {} threads: {} of weights; prompts of {} visual and {} text tokens (random keys "
       "and values)\n{} warm-up and {} timed steps a row; median (min to max); copy: measured "
       "memory bandwidth\n",
-      session.model().name(), device_name(session.device()), session.threads(),
+      printable(session.model().name()), device_name(session.device()), session.threads(),
       human_bytes(session.model().weight_bytes()), options.prompt_tokens, options.text_tokens,
       kWarmUpSteps, options.tokens * options.repeats);
   fmt::print(

@@ -177,9 +177,9 @@ void print_table(const Image& image, const Samples& samples, const VisionOptions
   fmt::print(
       "{} on {} in {}, {} threads: {} x {} pixels, {} tokens an image, {} together, {} repeats; "
       "median (min to max)\n",
-      session.model().name(), device_name(session.device()), dtype_name(session.model().dtype()),
-      session.threads(), image.height, image.width, samples.tokens, options.batch,
-      samples.repeats());
+      printable(session.model().name()), device_name(session.device()),
+      dtype_name(session.model().dtype()), session.threads(), image.height, image.width,
+      samples.tokens, options.batch, samples.repeats());
   for (const Figure& figure : kFigures) {
     if ((samples.*figure.values).empty()) continue;
     const Spread spread = spread_of(samples.*figure.values);

@@ -9,7 +9,9 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
+#include "kvcache/words.h"
 
+// Help at 80 columns, and what the programs say about arguments that they have not.
 namespace kvlm {
 
 namespace {
@@ -31,7 +33,32 @@ std::string names_of_subcommands(const CLI::App& app) {
   return names;
 }
 
+/// Every name of every option, as typed: "-p", "--prompt".
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+bool is_flag(const std::string& word) { return word.size() > 1 && word[0] == '-'; }
+
+/// "vlm-kv list", for messages.
+std::string full_name(const CLI::App& app) {
+  const CLI::App* parent = app.get_parent();
+  return parent == nullptr ? app.get_name() : parent->get_name() + " " + app.get_name();
+}
+
 }  // namespace
+
+const char* const kStatusHelp = R"(Exit status:
+  0 done, 1 a failure at run time, 2 a wrong command line, 130 interrupted
+Environment:
+  KVLM_HOME     folder of pocket/ with the bundled models
+  HF_HUB_CACHE  Hugging Face cache, where an org/name is looked for; else hub/
+                in HF_HOME, then ~/.cache/huggingface)";
 
 std::string wrapped(const std::string& text, size_t width, size_t indent) {
   std::istringstream words(text);
@@ -63,6 +90,21 @@ std::string HelpFormatter::entry(std::string name, const std::string& text) cons
   return line + lines + "\n";
 }
 
+std::string HelpFormatter::make_usage(const CLI::App* app, std::string name) const {
+  std::string usage = CLI::Formatter::make_usage(app, std::move(name));
+  const size_t end = usage.find_last_not_of('\n') + 1;
+  return operands_.empty() ? usage : usage.insert(end, " " + operands_);
+}
+
+std::string HelpFormatter::make_option_name(const CLI::Option* option, bool is_positional) const {
+  if (is_positional || option->get_lnames().empty()) {
+    return CLI::Formatter::make_option_name(option, is_positional);
+  }
+  std::string names;
+  for (const std::string& name : option->get_snames()) names += "-" + name + ",";
+  return names + "--" + option->get_lnames().front();
+}
+
 std::string HelpFormatter::make_option(const CLI::Option* option, bool is_positional) const {
   return entry(make_option_name(option, is_positional) + make_option_opts(option),
                make_option_desc(option));
@@ -78,6 +120,40 @@ std::string HelpFormatter::make_description(const CLI::App* app) const {
 std::string HelpFormatter::make_subcommand(const CLI::App* command) const {
   const std::string text = command->get_description();
   return entry(command->get_name(), text.substr(0, text.find('\n')));
+}
+
+std::string first_line(const std::string& message) {
+  std::string line = message.substr(0, message.find('\n'));
+  while (!line.empty() && (line.back() == '.' || line.back() == ' ')) line.pop_back();
+  return line;
+}
+
+std::string unexpected_arguments(const CLI::App& app, const std::vector<std::string>& arguments) {
+  const auto flag = std::ranges::find_if(arguments, &is_flag);
+  const std::string program = full_name(app);
+  if (flag == arguments.end()) {
+    std::string words;
+    for (const std::string& word : arguments) words += (words.empty() ? "" : " ") + word;
+    return fmt::format("\"{}\" was not expected; see {} --help", printable(words), program);
+  }
+  const std::string name = flag->substr(0, flag->find('='));
+  const std::vector<std::string> names = option_names(app);
+  const std::string_view near = nearest_spelling(name, {names.begin(), names.end()});
+  return near.empty() || name.size() < 3
+             ? fmt::format("{} is not an option of {}; see {} --help", printable(name), program,
+                           program)
+             : fmt::format("{} is not an option of {}; did you mean {}?", printable(name), program,
+                           near);
+}
+
+void refuse_empty_values(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& value : option->results()) {
+      if (!value.empty()) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{} is empty; give it a value or leave it out", option->get_name()));
+    }
+  }
 }
 
 std::optional<int> parse_subcommand(CLI::App& app, int argc, char** argv) {
@@ -98,12 +174,16 @@ std::optional<int> parse_subcommand(CLI::App& app, int argc, char** argv) {
   app.require_subcommand(1);
   try {
     app.parse(argc, argv);
+    for (const CLI::App* command : app.get_subcommands()) refuse_empty_values(*command);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
-    const std::string message = error.what();
-    const auto given = app.get_subcommands();
-    refuse(fmt::format("{}; see {}{} --help", message.substr(0, message.find('\n')), name,
-                       given.empty() ? "" : " " + given[0]->get_name()));
+    const std::vector<CLI::App*> given = app.get_subcommands();
+    const CLI::App& command = given.empty() ? app : *given[0];
+    // A misspelt option is named rather than the one that is missing for it.
+    const std::vector<std::string> rest = app.remaining(/*recurse=*/true);
+    const bool extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+    if (extra || std::ranges::any_of(rest, &is_flag)) refuse(unexpected_arguments(command, rest));
+    refuse(fmt::format("{}; see {} --help", first_line(error.what()), full_name(command)));
   }
   return std::nullopt;
 }

@@ -78,7 +78,7 @@ void handle(int signal, void (*handler)(int)) {
 
 void report(std::string_view program, std::string_view message) noexcept {
   std::fflush(stdout);
-  print_message("{}: {}\n", program, message);
+  print_error(program, message);
 }
 
 constexpr const char* kLostOutput =
@@ -136,7 +136,7 @@ int run_program(const char* program, const std::function<int()>& body) {
     if (std::ferror(stdout) != 0) {  // fmt::print() throws where a write fails
       report(program, kLostOutput);
     } else {
-      print_message("{}: unexpected failure: {}; please report it\n", program, error.what());
+      report(program, fmt::format("unexpected failure: {}; please report it", error.what()));
     }
     return kExitFailed;
   }

@@ -30,8 +30,6 @@ StatusLine& status() {
   return line;
 }
 
-void put(std::string_view text) noexcept { print_message("{}", text); }
-
 /// Of the terminal now: the user may have changed it.
 size_t terminal_columns() noexcept {
   constexpr size_t kUnknown = 80;
@@ -81,11 +79,11 @@ void draw_line(const ProgressLine& content) {
     if (content.seconds_left)
       text += fmt::format(", {} left", human_seconds(*content.seconds_left));
     if (!content.note.empty()) text += fmt::format(", {}", content.note);
-    put(text + "\n");
+    print_message("{}\n", text);
     return;
   }
-  const std::string text = format_progress(content, terminal_columns());
-  put(erasure() + text);
+  const std::string text = safe_message(format_progress(content, terminal_columns()));
+  write_terminal(erasure() + text);
   line.columns = width_of(text);
 }
 
@@ -177,20 +175,20 @@ void Progress::draw() {
 }
 
 void Progress::clear() noexcept {
-  put(erasure());
+  write_terminal(erasure());
   if (status().terminal) drawn_.reset();
 }
 
 void Progress::finish() noexcept {
   if (status().job != this) return;
-  put(erasure());
+  write_terminal(erasure());
   status().job = nullptr;
 }
 
 TerminalWatch::~TerminalWatch() { clear(); }
 
 void TerminalWatch::clear() noexcept {
-  if (!quiet_ && status().job == nullptr) put(erasure());
+  if (!quiet_ && status().job == nullptr) write_terminal(erasure());
 }
 
 bool TerminalWatch::cancelled() const noexcept { return interrupted(); }

@@ -16,6 +16,30 @@ __kvlm_policies() {
   vlm-kv list --json 2>/dev/null | tr '{' '\n' | sed -n 's/^"name":"\([^"]*\)".*/\1/p'
 }
 
+# __kvlm_facts POLICY KEY: the values of a key in what `vlm-kv list POLICY --json` prints, a line each.
+__kvlm_facts() {
+  vlm-kv list "$1" --json 2>/dev/null | tr '{' '\n' | sed -n "s/^\"key\":\"$2\".*/\1/p"
+}
+
+# __kvlm_spec TEXT: completes the name, the option or the value at the end of a spec: snapkv+ki, kivi,bi, uniform,evict=s.
+__kvlm_spec() {
+  local end=${current##*[+, ]} start part=${1##*+} key names
+  start=${current%"$end"} start=${start#[\"\']}
+  part=${part//[\"\' ]/}
+  key=${part##*,}
+  if [[ $key == visual=* || $key == text=* || ($part != *,* && $part != share=*) ]]; then
+    names=$(__kvlm_policies)
+  elif [[ $key == *=* ]]; then # values, of an option that has words
+    names=$(__kvlm_facts "${part%%[,=]*}" "${key%%=*}\",\"legal\":\"\([^\"]*\)")
+    if [[ $names == *" from "* || $names == *number* ]]; then names=''; fi
+    names=${names//,/}
+  else
+    compopt -o nospace 2>/dev/null
+    names=$(__kvlm_facts "${part%%[,=]*}" '\([^"]*\)' | sed 's/$/=/')
+  fi
+  mapfile -t COMPREPLY < <(compgen -P "$start" -W "$names" -- "$end")
+}
+
 # __kvlm_words WORD...: completes the current word among these.
 __kvlm_words() {
   mapfile -t COMPREPLY < <(compgen -W "$*" -- "$current")
@@ -28,7 +52,12 @@ __kvlm_files() {
 
 __kvlm() {
   local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
-  local program=$1 subcommand='' known word
+  local program=$1 subcommand='' known word at=$COMP_CWORD typed=${COMP_WORDS[COMP_CWORD]}
+  # bash parts words at = and :, so that what was typed without a blank may be several of them.
+  while ((at > 1)) && [[ $typed == [=:]* || ${COMP_WORDS[at - 1]} == [=:] ]]; do
+    ((at -= 1))
+    typed=${COMP_WORDS[at]}$typed
+  done
   # An option and its value may be one word: --device=cpu arrives as --device, =, cpu.
   if [[ $current == = ]]; then current=''; fi
   if [[ $previous == = ]] && ((COMP_CWORD > 1)); then previous=${COMP_WORDS[COMP_CWORD - 2]}; fi
@@ -42,8 +71,13 @@ __kvlm() {
     fi
   done
 
+  if [[ ${COMP_WORDS[at - 1]} == --kv || $typed == --kv=* ]] || [[ $subcommand == explain && $typed != -* &&
+    ${COMP_WORDS[at - 1]} == explain ]]; then
+    __kvlm_spec "${typed#--kv=}"
+    return
+  fi
   case $previous in
-    --kv) __kvlm_words "$(__kvlm_policies)" ;;
+    --style) __kvlm_words screen paper ;;
     --device) __kvlm_words auto cpu cuda cuda:0 ;;
     --dtype) __kvlm_words auto f32 f16 bf16 ;;
     --image-backend) __kvlm_words auto torchvision pil ;;
@@ -60,7 +94,7 @@ __kvlm() {
         __kvlm_words "$(__kvlm_options "$program" ${subcommand:+"$subcommand"})"
       elif [[ $known && ! $subcommand ]]; then
         __kvlm_words "$known"
-      elif [[ $subcommand == explain ]]; then
+      elif [[ $subcommand == list ]]; then
         __kvlm_words "$(__kvlm_policies)"
       else
         __kvlm_files

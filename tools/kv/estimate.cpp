@@ -49,6 +49,74 @@ std::vector<LayerSelection> select_evenly(const Retention& retention, const Cach
   return selections;
 }
 
+LayerCounts counts_of_all(const PromptSize& prompt) {
+  // Pictures in the middle of the prompt.
+  const int text_before = (prompt.tokens - prompt.visual) / 2;
+  const int text_behind = prompt.tokens - prompt.visual - text_before;
+  return {prompt.tokens, prompt.visual, prompt.visual > 0 ? 1 : 0, 0, false, text_behind};
+}
+
+/// (layers,) what each layer holds after a prompt, which the rule is run on.
+std::vector<LayerCounts> counts_by_rule(const CachePlan& plan, const CacheShape& shape,
+                                        const PromptSize& prompt) {
+  const LayerCounts all = counts_of_all(prompt);
+  const int text_before = prompt.tokens - prompt.visual - all.text_behind;
+  // Heads keep equally many slots: one of them says how many.
+  CacheShape one_head = shape;
+  one_head.q_heads = shape.q_per_kv();
+  one_head.kv_heads = 1;
+  std::vector<int16_t> modality(static_cast<size_t>(prompt.tokens), kTextRow);
+  std::fill_n(modality.begin() + text_before, prompt.visual, int16_t{0});
+  const auto selections = select_evenly(*plan.retention, one_head, modality, plan.pairs);
+  std::vector<LayerCounts> result;
+  for (const LayerSelection& selection : selections) {
+    LayerCounts counts = all;
+    counts.rows = selection.kept();
+    counts.dropped = counts.rows < prompt.tokens;
+    if (plan.retention->needs().sees_rows()) {
+      const double share = static_cast<double>(counts.rows) / prompt.tokens;
+      counts.visual = static_cast<int>(std::lround(share * prompt.visual));
+      counts.text_behind = static_cast<int>(std::lround(share * all.text_behind));
+    } else {
+      const std::vector<int32_t>& slots = selection.slots.front();
+      counts.visual = static_cast<int>(std::ranges::count_if(
+          slots, [&](int32_t slot) { return modality[static_cast<size_t>(slot)] != kTextRow; }));
+      counts.text_behind = static_cast<int>(std::ranges::count_if(
+          slots, [&](int32_t slot) { return slot >= text_before + prompt.visual; }));
+    }
+    result.push_back(counts);
+  }
+  return result;
+}
+
+/// A prompt of so many tokens with the same share of visual ones.
+PromptSize scaled(const PromptSize& prompt, int tokens) {
+  const double share = static_cast<double>(prompt.visual) / prompt.tokens;
+  return {tokens, static_cast<int>(std::lround(share * tokens))};
+}
+
+/// The same of a long prompt: on the line through those of two shorter ones. Rules keep a fraction
+/// of the tokens and a constant number, so that only rounding is lost.
+std::vector<LayerCounts> extrapolated_counts(const CachePlan& plan, const CacheShape& shape,
+                                             const PromptSize& prompt) {
+  constexpr int kShort = kExactTokens / 4, kLong = kExactTokens / 2;
+  const std::vector<LayerCounts> low = counts_by_rule(plan, shape, scaled(prompt, kShort));
+  std::vector<LayerCounts> counts = counts_by_rule(plan, shape, scaled(prompt, kLong));
+  const double steps = static_cast<double>(prompt.tokens - kLong) / (kLong - kShort);
+  for (size_t layer = 0; layer < counts.size(); ++layer) {
+    const auto extend = [&](int LayerCounts::*count, int most) {
+      const int at_long = counts[layer].*count;
+      const double value = at_long + steps * (at_long - low[layer].*count);
+      counts[layer].*count =
+          static_cast<int>(std::lround(std::clamp(value, 0.0, static_cast<double>(most))));
+    };
+    extend(&LayerCounts::rows, prompt.tokens);
+    extend(&LayerCounts::visual, std::min(prompt.visual, counts[layer].rows));
+    extend(&LayerCounts::text_behind, counts[layer].rows - counts[layer].visual);
+  }
+  return counts;
+}
+
 }  // namespace
 
 Estimate estimate(const CacheSpec& spec, const CacheShape& shape, const PromptSize& prompt,
@@ -57,36 +125,13 @@ Estimate estimate(const CacheSpec& spec, const CacheShape& shape, const PromptSi
   const auto layers = static_cast<size_t>(shape.layers);
 
   Estimate made;
-  // Pictures in the middle of the prompt.
-  const int text_before = (prompt.tokens - prompt.visual) / 2;
-  const int text_behind = prompt.tokens - prompt.visual - text_before;
-  made.counts.assign(
-      layers, {prompt.tokens, prompt.visual, prompt.visual > 0 ? 1 : 0, 0, false, text_behind});
-  if (plan->retention != nullptr) {
-    // Heads keep equally many slots: one of them says how many.
-    CacheShape one_head = shape;
-    one_head.q_heads = shape.q_per_kv();
-    one_head.kv_heads = 1;
-    std::vector<int16_t> modality(static_cast<size_t>(prompt.tokens), kTextRow);
-    std::fill_n(modality.begin() + text_before, prompt.visual, int16_t{0});
-    const auto selections = select_evenly(*plan->retention, one_head, modality, plan->pairs);
+  if (plan->retention == nullptr) {
+    made.counts.assign(layers, counts_of_all(prompt));
+  } else {
     made.even_attention = plan->retention->needs().sees_rows();
-    for (size_t layer = 0; layer < layers; ++layer) {
-      LayerCounts& counts = made.counts[layer];
-      counts.rows = selections[layer].kept();
-      counts.dropped = counts.rows < prompt.tokens;
-      if (made.even_attention) {
-        const double share = static_cast<double>(counts.rows) / prompt.tokens;
-        counts.visual = static_cast<int>(std::lround(share * prompt.visual));
-        counts.text_behind = static_cast<int>(std::lround(share * text_behind));
-      } else {
-        const std::vector<int32_t>& slots = selections[layer].slots.front();
-        counts.visual = static_cast<int>(std::ranges::count_if(
-            slots, [&](int32_t slot) { return modality[static_cast<size_t>(slot)] != kTextRow; }));
-        counts.text_behind = static_cast<int>(std::ranges::count_if(
-            slots, [&](int32_t slot) { return slot >= text_before + prompt.visual; }));
-      }
-    }
+    made.extrapolated = prompt.tokens > kExactTokens;
+    made.counts = made.extrapolated ? extrapolated_counts(*plan, shape, prompt)
+                                    : counts_by_rule(*plan, shape, prompt);
   }
 
   made.layers = formula(*plan, made.counts);

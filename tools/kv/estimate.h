@@ -7,6 +7,9 @@
 
 namespace kvlm {
 
+/// Longest prompt over which retention rules are run.
+inline constexpr int kExactTokens = 1 << 16;
+
 /// A prompt of so many tokens.
 struct PromptSize {
   int tokens = 0;
@@ -25,6 +28,8 @@ struct Estimate {
   /// Retention looks at attention, which an estimate has not got: layers are given what they would
   /// keep if every token were attended alike, and visual tokens their share of it.
   bool even_attention = false;
+  /// The prompt is longer than kExactTokens: what layers keep is extrapolated from shorter prompts.
+  bool extrapolated = false;
 };
 
 /// Throws Error{kUnsupported} if `spec` cannot serve a decoder of this shape.

@@ -5,15 +5,18 @@
 #include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "runtime/policy_profile.h"
 #include "runtime/spec_file.h"
 #include "tools/common/model_shape.h"
 #include "tools/common/program.h"
 #include "tools/kv/commands.h"
+#include "tools/kv/equal_bits.h"
 #include "tools/kv/estimate.h"
 
 // `vlm-kv explain`: what a spec stores, layer by layer, for a model's shape and a prompt, from the
@@ -27,6 +30,7 @@ struct ExplainOptions {
   std::string profile;
   std::string model = "pocket";
   PromptSize prompt;
+  std::optional<double> bits;
   bool json = false;
 };
 
@@ -78,6 +82,7 @@ void print_json(const ExplainOptions& options, const CacheSpec& spec, const Cach
                               {"slots", made.slots},
                               {"even_attention", made.even_attention},
                               {"parts", json_of(made.parts)}};
+  if (made.extrapolated) json["extrapolated"] = true;
   json["layers"] = nlohmann::ordered_json::array();
   for (size_t layer = 0; layer < made.layers.size(); ++layer) {
     json["layers"].push_back({{"layer", layer},
@@ -101,7 +106,7 @@ void print_table(const ExplainOptions& options, const CacheSpec& spec, const Cac
                  const Estimate& made) {
   const size_t total = made.parts.total();
   fmt::print("{} on {} after a prompt of {} tokens, {} of them visual\n", canonical(spec),
-             options.model, options.prompt.tokens, options.prompt.visual);
+             printable(options.model), options.prompt.tokens, options.prompt.visual);
   fmt::print("{} layers, {} kv_heads, head_dim {}: {} bytes, {:.1f} % of f16's {}\n", shape.layers,
              shape.kv_heads, shape.head_dim, grouped(total),
              100 * static_cast<double>(total) / static_cast<double>(made.f16_bytes),
@@ -113,6 +118,10 @@ void print_table(const ExplainOptions& options, const CacheSpec& spec, const Cac
     fmt::print(
         "token counts assume that all tokens get equal attention; with a real prompt they depend "
         "on its attention\n");
+  }
+
+  if (made.extrapolated) {
+    fmt::print("token counts are extrapolated from prompts of up to {} tokens\n", kExactTokens / 2);
   }
 
   std::vector<const Column*> columns;  // of what there is
@@ -144,7 +153,7 @@ void print_table(const ExplainOptions& options, const CacheSpec& spec, const Cac
 }
 
 int run_explain(const ExplainOptions& options) {
-  const CacheSpec spec = read_spec(options.spec);
+  CacheSpec spec = read_spec(options.spec);
   if (options.prompt.visual > options.prompt.tokens) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("--visual {} is more than --tokens {}; visual tokens are part of the "
@@ -157,6 +166,7 @@ int run_explain(const ExplainOptions& options) {
     profile = read_profile(options.profile);
     require_profile_of(profile, options.model);
   }
+  if (options.bits) spec = at_equal_bits(spec, *options.bits, shape, options.prompt, &profile);
   const Estimate made = estimate(spec, shape, options.prompt, &profile);
   if (options.json) {
     print_json(options, spec, shape, made);
@@ -171,7 +181,7 @@ int run_explain(const ExplainOptions& options) {
 std::function<int()> add_explain(CLI::App& app) {
   constexpr int kMaxTokens = 1 << 24;
   const auto options = std::make_shared<ExplainOptions>();
-  app.add_option("SPEC", options->spec, "Cache policy, or @FILE.json")->required();
+  app.add_option("SPEC,--kv", options->spec, "Cache policy, or @FILE.json")->required();
   app.add_option("-m,--model", options->model, "As vlm-run's -m; reads no weights")
       ->capture_default_str();
   app.add_option("--tokens", options->prompt.tokens, "Tokens of the prompt")
@@ -183,6 +193,10 @@ std::function<int()> add_explain(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--kv-profile", options->profile,
                  "File that vlm-kv profile measured on this model");
+  app.add_option("--bits", options->bits,
+                 "Solve keep= of the retention rule, and set evict=, for this many stored bits per "
+                 "element of the prompt")
+      ->check(CLI::Range(0.01, 32.0));
   app.add_flag("--json", options->json, "Print one JSON object");
   return [options] { return run_explain(*options); };
 }

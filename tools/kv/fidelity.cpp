@@ -7,6 +7,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,10 +16,12 @@
 #include "runtime/policy_profile.h"
 #include "runtime/spec_file.h"
 #include "tools/common/csv.h"
+#include "tools/common/messages.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
 #include "tools/common/visual_options.h"
 #include "tools/kv/commands.h"
+#include "tools/kv/equal_bits.h"
 #include "tools/kv/fidelity_meter.h"
 #include "tools/kv/plots.h"
 
@@ -34,10 +37,11 @@ struct FidelityOptions {
   std::vector<std::string> specs;
   std::string data;
   std::string profile;
-  std::string plot;
+  PlotOptions plot;
   int max_tokens = 128;
   int records = 0;
   int batch_size = 1;
+  std::optional<double> bits;
   int layer_records = kMostForcedRecords;
   bool per_record = false;
   bool json = false;
@@ -150,12 +154,12 @@ void print_table(const std::vector<Fidelity>& results) {
                                        : fmt::format("{:.4f}", relative(difference, sum.reference));
     };
     fmt::print(
-        "{:<{}} {:>9.5f} {:>9.4f} {:>6.2f}% {:>8.4f} {:>8.4f} {:>7.3f} {:>7.3f} {:>9} {:>8} "
+        "{:<{}} {:>9} {:>9} {:>6.2f}% {:>8.4f} {:>8.4f} {:>7.3f} {:>7.3f} {:>9} {:>8} "
         "{:>8}\n",
-        result.spec, width, result.mean_kl(), result.kl_quantile(0.99), 100 * result.top1(),
-        result.perplexity(), result.reference_perplexity(), result.stored_bits / records,
-        result.nominal_bits / records, shown(sum.difference), shown(sum.visual_difference),
-        shown(sum.text_difference));
+        result.spec, width, shown_kl(result.mean_kl()), shown_kl(result.kl_quantile(0.99)),
+        100 * result.top1(), result.perplexity(), result.reference_perplexity(),
+        result.stored_bits / records, result.nominal_bits / records, shown(sum.difference),
+        shown(sum.visual_difference), shown(sum.text_difference));
   }
 }
 
@@ -203,6 +207,20 @@ int run_fidelity(const FidelityOptions& options) {
   TerminalWatch watch(/*quiet=*/false);
   Session session(options.session, &watch);
   const CacheShape shape = session.model().decoder().cache_shape();
+  if (options.bits) {
+    const EncodedPrompt first = encode_record(session, records.front(), options.sampling);
+    const PromptSize prompt{static_cast<int>(first.prompt.ids.size()),
+                            static_cast<int>(first.prompt.visual_rows())};
+    for (CacheSpec& spec : specs) {
+      const CacheSpec solved = at_equal_bits(spec, *options.bits, shape, prompt, &profile);
+      if (!(solved == spec)) {
+        watch.clear();
+        print_message("vlm-kv: note: --bits {}: {} is measured as {}\n", *options.bits,
+                      canonical(spec), canonical(solved));
+      }
+      spec = solved;
+    }
+  }
   std::vector<FidelityMeter::Plan> plans;
   for (const CacheSpec& spec : specs) plans.push_back(plan_cache(spec, shape, &profile));
   Progress progress("fidelity", records.size(), false);
@@ -234,12 +252,15 @@ int run_fidelity(const FidelityOptions& options) {
 
 std::function<int()> add_fidelity(CLI::App& app) {
   const auto options = std::make_shared<FidelityOptions>();
-  options->session.device = "cpu";
   app.add_option("-m,--model", options->session.model, "As vlm-run's -m")->capture_default_str();
   app.add_option("--kv", options->specs, "Cache policy, or @FILE.json; repeatable")->required();
   app.add_option("--data", options->data,
                  "JSON Lines file with id, image or images, video or videos, prompt, text")
       ->required();
+  app.add_option("--bits", options->bits,
+                 "Solve keep= of every retention rule, and set evict=, so that the first record's "
+                 "prompt takes this many stored bits per element")
+      ->check(CLI::Range(0.01, 32.0));
   app.add_option("--kv-profile", options->profile,
                  "File that vlm-kv profile measured on this model");
   app.add_option("-n,--max-tokens", options->max_tokens, "Most teacher-forced tokens of a record")
@@ -249,7 +270,7 @@ std::function<int()> add_fidelity(CLI::App& app) {
       ->check(CLI::Range(0, kMostForcedRecords));
   add_sampling_options(app, options->sampling);
   add_size_options(app, options->session);
-  app.add_option("--plot", options->plot, "Folder for plots (needs Python with matplotlib)");
+  add_plot_options(app, options->plot);
   app.add_option("--device", options->session.device, "auto, cpu or cuda[:N]")
       ->capture_default_str();
   app.add_option("-t,--threads", options->session.threads, "CPU threads; 0: one per core");

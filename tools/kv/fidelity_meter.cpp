@@ -104,6 +104,11 @@ double quantile(std::vector<double> values, double share) {
   return values[std::clamp<size_t>(rank, 1, values.size()) - 1];
 }
 
+std::string shown_kl(double nats) {
+  if (nats == 0) return "0";
+  return nats < 1e-3 ? fmt::format("{:.1e}", nats) : fmt::format("{:.5f}", nats);
+}
+
 double Fidelity::kl_quantile(double share) const { return quantile(kl, share); }
 
 double Fidelity::top1() const {

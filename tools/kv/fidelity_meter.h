@@ -76,6 +76,9 @@ struct Fidelity {
 /// The value that `share` of the tokens do not exceed; 0 of none.
 double quantile(std::vector<double> values, double share);
 
+/// A divergence for a table, with digits however small it is: "0.01234", "1.2e-07", "0".
+std::string shown_kl(double nats);
+
 /// Runs records through a model once with plain rows and once with every policy, `batch_size` of
 /// them at a time, whose number changes no figure on the CPU. Held at a time, for that many
 /// records: the encoded prompt; the logits of plain rows, (tokens, vocab) f32 on the host; room for

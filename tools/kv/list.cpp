@@ -7,6 +7,9 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "kernels/base/error.h"
+#include "kernels/base/printable.h"
+#include "kvcache/words.h"
 #include "kvcache/registry.h"
 #include "tools/common/help.h"
 #include "tools/common/program.h"
@@ -17,6 +20,7 @@ namespace kvlm {
 namespace {
 
 struct ListOptions {
+  std::string name;  // empty: all
   std::string markdown;
   bool json = false;
 };
@@ -27,9 +31,21 @@ std::string_view value_or(std::string_view value, std::string_view fallback) {
   return value.empty() ? fallback : value;
 }
 
-void print_json() {
+/// The policy of a name, or share for share=codes; all for no name.
+std::vector<const PolicyInfo*> listed(const std::string& name) {
+  if (name.empty()) return policies();
+  const PolicyInfo* info = find_policy(name.substr(0, name.find('=')));
+  if (info != nullptr) return {info};
+  const std::string_view near = nearest_spelling(name, part_names());
+  throw Error(ErrorCode::kInvalidArgument,
+              near.empty()
+                  ? fmt::format("\"{}\" is not a policy; see vlm-kv list", printable(name))
+                  : fmt::format("\"{}\" is not a policy; did you mean {}?", printable(name), near));
+}
+
+void print_json(const std::string& name) {
   nlohmann::ordered_json json{{"policies", nlohmann::ordered_json::array()}};
-  for (const PolicyInfo* info : policies()) {
+  for (const PolicyInfo* info : listed(name)) {
     nlohmann::ordered_json policy{{"name", info->name},
                                   {"kind", kKinds[static_cast<size_t>(info->kind)]},
                                   {"plain", find_format(info->name).has_value()},
@@ -67,8 +83,8 @@ void print_line(std::string_view name, const std::string& text) {
   fmt::print("  {:<9} {}\n", name, wrapped(text, kOptionColumns - 12, 12));
 }
 
-void print_text() {
-  for (const PolicyInfo* info : policies()) {
+void print_text(const std::string& name) {
+  for (const PolicyInfo* info : listed(name)) {
     fmt::print("{} ({})\n", spec_name(*info), kKinds[static_cast<size_t>(info->kind)]);
     print_line(info->kind == PartKind::kRetention ? "keeps" : "stores", std::string(info->stores));
     print_line("source", std::string(info->source) +
@@ -78,8 +94,9 @@ void print_text() {
     for (const OptionInfo& option : info->options) {
       if (option.key != "what") print_option(option);  // which the name says
     }
-    fmt::print("\n");
+    if (name.empty()) fmt::print("\n");
   }
+  if (!name.empty()) return;
   fmt::print("Options of every quantizer, unless listed above, and profile of every policy:\n");
   for (const OptionInfo* option : general_options()) print_option(*option);
   fmt::print(
@@ -115,14 +132,15 @@ std::function<int()> add_list(CLI::App& app) {
           ->expected(0, 1)
           ->default_str("overview")
           ->check(CLI::IsMember({"overview", "options"}));
+  app.add_option("NAME", options->name, "Only this policy")->excludes(markdown);
   app.add_flag("--json", options->json, "Print one JSON object")->excludes(markdown);
   return [options, markdown] {
     if (markdown->count() > 0) {
       fmt::print("{}", options->markdown == "options" ? options_markdown() : policies_markdown());
     } else if (options->json) {
-      print_json();
+      print_json(options->name);
     } else {
-      print_text();
+      print_text(options->name);
     }
     return 0;
   };

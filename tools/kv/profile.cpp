@@ -166,8 +166,8 @@ class Profiler {
     size_t best = 0;
     for (size_t i = 0; i < results.size(); ++i) {
       if (!options_.json)
-        fmt::print("{:<14} {:<24} KL {:.5f}  top-1 {:.2f} %\n", what, candidates[i].label,
-                   results[i].mean_kl(), 100 * results[i].top1());
+        fmt::print("{:<14} {:<24} KL {}  top-1 {:.2f} %\n", what, candidates[i].label,
+                   shown_kl(results[i].mean_kl()), 100 * results[i].top1());
       if (results[i].mean_kl() < results[best].mean_kl()) best = i;
     }
     if (!options_.json) fmt::print("{:<14} {:<24} chosen\n", what, candidates[best].label);
@@ -305,7 +305,7 @@ int run_profile(const ProfileOptions& options) {
   if (options.json) {
     fmt::print("{}\n", profile_text(profile));
   } else {
-    fmt::print("wrote {}; pass it to vlm-run --kv-profile\n", options.out);
+    fmt::print("wrote {}; pass it to vlm-run --kv-profile\n", printable(options.out));
   }
   return 0;
 }
@@ -314,7 +314,6 @@ int run_profile(const ProfileOptions& options) {
 
 std::function<int()> add_profile(CLI::App& app) {
   const auto options = std::make_shared<ProfileOptions>();
-  options->session.device = "cpu";
   app.add_option("-m,--model", options->session.model, "As vlm-run's -m")->capture_default_str();
   app.add_option("--data", options->data,
                  "JSON Lines file with id, image or images, video or videos, prompt, text")

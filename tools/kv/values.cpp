@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/printable.h"
 #include "kvcache/planner.h"
 #include "kvcache/policy_cache.h"
 #include "kvcache/sequence_bounds.h"
@@ -33,7 +34,7 @@ struct ValuesOptions {
   std::string data;
   int records = 10;
   bool json = false;
-  std::string plot;
+  PlotOptions plot;
 };
 
 constexpr std::pair<KvSide, const char*> kSides[] = {{KvSide::kKeys, "keys"},
@@ -126,7 +127,7 @@ void print_table(const ValueSurvey& survey, const std::string& model, int record
       "{}, {} prompts: ends of each layer's cache values, the widest and the narrowest range of "
       "its KV heads, and the share\nof its 2-bit codes (kivi) that equal those of the next layer, "
       "measured and expected for random codes\n\n",
-      model, records);
+      printable(model), records);
   fmt::print("{:<6} {:<7} {:<7} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8}\n", "layer", "part", "tokens",
              "low", "high", "widest", "narrowest", "equal", "random");
   for (int layer = 0; layer < survey.layers(); ++layer) {
@@ -182,7 +183,6 @@ int run_values(const ValuesOptions& options) {
 
 std::function<int()> add_values(CLI::App& app) {
   const auto options = std::make_shared<ValuesOptions>();
-  options->session.device = "cpu";
   app.add_option("-m,--model", options->session.model, "As vlm-run's -m")->capture_default_str();
   app.add_option("--data", options->data,
                  "JSON Lines file with id, image or images, video or videos, prompt")
@@ -193,7 +193,7 @@ std::function<int()> add_values(CLI::App& app) {
   app.add_flag("--json", options->json,
                "Print one JSON object per layer, keys or values, and kind of tokens, with "
                "histograms of every KV head");
-  app.add_option("--plot", options->plot, "Folder for plots (needs Python with matplotlib)");
+  add_plot_options(app, options->plot);
   add_sampling_options(app, options->sampling);
   add_size_options(app, options->session);
   app.add_option("--device", options->session.device, "auto, cpu or cuda[:N]")

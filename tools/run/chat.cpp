@@ -83,6 +83,7 @@ class Chat {
       std::fflush(stdout);
     };
     try {
+      require_room(asked, held_clips(), "start over with /clear, or ask a shorter question");
       if (key_ < 0) {
         key_ = generator_.admit(std::move(request), print);
       } else {
@@ -108,7 +109,13 @@ class Chat {
     std::fputc('\n', stdout);
     std::fflush(stdout);
     if (result.finish_reason == "cancelled" && !options_.quiet) print_message("(stopped)\n");
-    print_warnings(full_context_warning(result, session_.model(), max_tokens));
+    if (result.finish_reason == "length" &&
+        std::cmp_greater_equal(result.prompt_tokens + result.tokens.size(), rows_)) {
+      print_message(
+          "vlm-run: warning: the answer is cut, since the conversation fills its {} tokens; start "
+          "over with /clear\n",
+          rows_);
+    }
     messages_ = asked;
     fresh_images_ = fresh_clips_ = 0;
     messages_.push_back({"assistant", {{ContentItem::Kind::kText, result.text}}});
@@ -122,6 +129,22 @@ class Chat {
     for (const VisualText& clip : visuals.clips) rows += clip.rows();
     return static_cast<int>(
         std::min<int64_t>(std::max<int64_t>(rows, kSessionRows), model.decoder().max_positions()));
+  }
+
+  std::vector<Clip> held_clips() const {
+    std::vector<Clip> clips;
+    for (const DecodedClip& clip : clips_) clips.push_back(clip.clip);
+    return clips;
+  }
+
+  /// Throws Error{kInvalidArgument} with the cure unless the conversation may hold these messages.
+  void require_room(const std::vector<ChatMessage>& messages, const std::vector<Clip>& clips,
+                    std::string_view cure) const {
+    Model& model = session_.model();
+    std::vector<PictureShape> shapes;
+    for (const Image& image : images_) shapes.push_back({image.height, image.width, image.name});
+    require_context(outline_prompt(model, messages, visual_texts(model, shapes, clips)), "chat",
+                    model, rows_, cure);
   }
 
   /// The user's next turn, with the pictures that are new to it and so many clips.
@@ -141,16 +164,12 @@ class Chat {
 
   /// Its frames are decoded once it is known that the conversation holds them.
   void add_clip(const std::string& path, const OpenClip& open) {
-    Model& model = session_.model();
-    std::vector<PictureShape> shapes;
-    for (const Image& image : images_) shapes.push_back({image.height, image.width, image.name});
-    std::vector<Clip> clips;
-    for (const DecodedClip& clip : clips_) clips.push_back(clip.clip);
+    std::vector<Clip> clips = held_clips();
     clips.push_back(open.clip);
     std::vector<ChatMessage> messages = messages_;
     messages.push_back(next_message("", fresh_clips_ + 1));
-    require_context(
-        outline_prompt(model, messages, visual_texts(model, shapes, clips)), "chat", model, rows_,
+    require_room(
+        messages, clips,
         cure_of_long_prompt({&open.clip, 1}, "start over with /clear, or give a shorter video"));
     clips_.push_back(open.decode());
     hint_.see(path);
@@ -192,14 +211,29 @@ class Chat {
   size_t fresh_clips_ = 0;   // likewise
 };
 
-/// Runs one line; false ends the chat.
-bool obey(Chat& chat, const std::string& line) {
-  const ChatLine wanted = parse_chat_line(line);
+std::string refusal_of_long_line() {
+  return fmt::format("a line of the chat has more than {} MiB; ask a shorter question",
+                     kMaxChatLine >> 20);
+}
+
+/// What a person typed, pasted or piped.
+struct Entry {
+  std::string text;
+  bool question = false;  ///< whatever it starts with
+};
+
+/// Runs one entry; false ends the chat.
+bool obey(Chat& chat, const Entry& entry) {
+  const ChatLine wanted = entry.question ? ChatLine{ChatLine::Kind::kQuestion, entry.text}
+                                         : parse_chat_line(entry.text);
   switch (wanted.kind) {
     case ChatLine::Kind::kQuit:
       return false;
     case ChatLine::Kind::kClear:
       chat.clear();
+      break;
+    case ChatLine::Kind::kHelp:
+      print_message("{}", kChatCommands);
       break;
     case ChatLine::Kind::kImage:
       chat.add_image(wanted.text);
@@ -217,15 +251,27 @@ bool obey(Chat& chat, const std::string& line) {
 }
 
 /// obey(), with mistakes reported; the exit status if the chat is over.
-std::optional<int> obey_or_report(Chat& chat, const std::string& line, bool terminal) {
+std::optional<int> obey_or_report(Chat& chat, const Entry& entry) {
   try {
-    if (!obey(chat, line)) return 0;
+    if (!obey(chat, entry)) return 0;
   } catch (const Error& error) {  // the conversation goes on
-    print_message("vlm-run: {}\n", error.what());
+    print_error("vlm-run", error.what());
     if (error.code() == ErrorCode::kDevice) return kExitFailed;  // but not without its device
-    if (!terminal) return error.code() == ErrorCode::kInvalidArgument ? 2 : kExitFailed;
   }
   return std::nullopt;
+}
+
+/// Pasted lines: the commands that they begin with, each by itself, and all the others, which are
+/// one question.
+std::vector<Entry> entries_of(std::string_view pasted) {
+  std::vector<Entry> entries;
+  while (is_chat_command(pasted) && pasted.find('\n') != std::string_view::npos) {
+    const size_t end = pasted.find('\n');
+    entries.push_back({std::string(pasted.substr(0, end))});
+    pasted.remove_prefix(end + 1);
+  }
+  entries.push_back({std::string(pasted)});
+  return entries;
 }
 
 /// A conversation with somebody at the keys: Ctrl+C stops an answer or clears the line, and only a
@@ -233,29 +279,86 @@ std::optional<int> obey_or_report(Chat& chat, const std::string& line, bool term
 int converse(Chat& chat, const RunOptions& options) {
   if (!options.quiet) print_message("{}\n", kChatHelp);
   if (!options.prompt.empty()) {
-    if (const auto status = obey_or_report(chat, options.prompt, true)) return *status;
+    if (const auto status = obey_or_report(chat, {options.prompt, true})) return *status;
     if (interrupted() && !forget_interrupts()) return kExitInterrupted;
   }
-  LineEditor editor("> ", &complete_chat_line);
+  LineEditor editor(kMaxChatLine, &complete_chat_line);
+  ChatBlock block;
   std::string line;
   for (bool once = false;;) {
-    switch (editor.read(line)) {
+    switch (editor.read(line, block.open() ? "... " : "> ")) {
       case LineEditor::End::kClosed:
         fmt::print("\n");
         return 0;
       case LineEditor::End::kInterrupted:
         fmt::print("\n");
         std::fflush(stdout);
+        block.forget();
         if (once || !forget_interrupts()) return kExitInterrupted;
         once = true;
         if (!options.quiet) print_message("(Ctrl+C again, Ctrl+D or /quit ends the chat)\n");
         break;
+      case LineEditor::End::kTooLong:
+        fmt::print("\n");
+        std::fflush(stdout);
+        print_error("vlm-run", refusal_of_long_line());
+        break;
       case LineEditor::End::kLine:
         once = false;
-        if (const auto status = obey_or_report(chat, line, true)) return *status;
-        if (interrupted() && !forget_interrupts()) return kExitInterrupted;
+        std::vector<Entry> entries;
+        try {
+          bool joined = false;
+          if (!block.take(line, joined)) break;
+          entries = joined ? std::vector{Entry{line, true}} : entries_of(line);
+        } catch (const Error& error) {
+          print_error("vlm-run", error.what());
+        }
+        for (const Entry& entry : entries) {
+          if (const auto status = obey_or_report(chat, entry)) return *status;
+          if (interrupted() && !forget_interrupts()) return kExitInterrupted;
+        }
     }
   }
+}
+
+/// A conversation whose lines come from a file or another program. A question that is refused, for
+/// example beyond the context, is reported, and the next line may be /clear; then the exit status
+/// is 1. A command that fails ends the chat: what follows relies on it.
+int follow(Chat& chat, const RunOptions& options) {
+  int status = 0;
+  TextLines lines(0, "--chat's input");
+  const auto ended_by = [&](const Entry& entry) -> std::optional<int> {
+    const bool command = !entry.question && is_chat_command(entry.text);
+    try {
+      if (!obey(chat, entry)) return status;
+    } catch (const Error& error) {
+      const bool ends = command || error.code() == ErrorCode::kDevice;
+      print_error("vlm-run", fmt::format("line {}: {}{}", lines.number(), error.what(),
+                                         ends ? "; the chat ends here" : ""));
+      status = kExitFailed;
+      if (ends) return error.code() == ErrorCode::kInvalidArgument ? 2 : kExitFailed;
+    }
+    return std::nullopt;
+  };
+  if (!options.prompt.empty()) {  // -p is the first question
+    if (const auto end = ended_by({options.prompt, true})) return *end;
+  }
+  ChatBlock block;
+  size_t opened = 0;
+  for (std::string line; !interrupted() && lines.next(line);) {
+    if (!block.open()) opened = lines.number();
+    bool joined = false;
+    if (!block.take(line, joined)) continue;
+    if (const auto end = ended_by({line, joined})) return *end;
+  }
+  if (interrupted()) return kExitInterrupted;
+  if (block.open()) {
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("line {} begins a question with \"\"\" that never ends; close it with "
+                            "\"\"\"",
+                            opened));
+  }
+  return status;
 }
 
 }  // namespace
@@ -264,14 +367,7 @@ int run_chat(const RunOptions& options, Session& session, std::vector<OpenPictur
              VideoFiles videos, TerminalWatch& watch) {
   Chat chat(options, session, std::move(pictures),
             choose_frames(session.model(), std::move(videos), options.sampling), watch);
-  if (is_terminal(0) && is_terminal(1)) return converse(chat, options);
-  std::string line = options.prompt;  // -p is the first question
-  TextLines lines(0, "--chat's input");
-  for (bool first = !line.empty(); !interrupted(); first = false) {
-    if (!first && !lines.next(line)) break;
-    if (const auto status = obey_or_report(chat, line, false)) return *status;
-  }
-  return interrupted() ? kExitInterrupted : 0;
+  return is_terminal(0) && is_terminal(1) ? converse(chat, options) : follow(chat, options);
 }
 
 }  // namespace kvlm

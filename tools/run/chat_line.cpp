@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
@@ -34,10 +35,14 @@ constexpr std::array kCommands = {
         "/image needs the FILE of an image, for example /image cat.png; Tab completes its name"},
     Command{"/video", ChatLine::Kind::kVideo,
             "/video needs the FILE of a video, for example /video cat.mp4; Tab completes its name"},
-    Command{"/clear", ChatLine::Kind::kClear}, Command{"/quit", ChatLine::Kind::kQuit},
+    Command{"/clear", ChatLine::Kind::kClear},
+    Command{"/help", ChatLine::Kind::kHelp},
+    Command{"/quit", ChatLine::Kind::kQuit},
     Command{"/exit", ChatLine::Kind::kQuit}};
 
 const Command* find_command(std::string_view name) noexcept {
+  if (name == "/?") name = "/help";
+  if (name == "/bye") name = "/quit";  // as other tools call it
   const auto command = std::ranges::find(kCommands, name, &Command::name);
   return command == kCommands.end() ? nullptr : &*command;
 }
@@ -106,6 +111,24 @@ std::string common_start(const std::vector<std::string>& names) {
   return start;
 }
 
+/// A line that starts with / and is no command: one that was misspelt, a file that was dropped on
+/// the terminal, or a question.
+[[noreturn]] void refuse_command(std::string_view line, std::string_view name) {
+  std::vector<std::string_view> names;
+  for (const Command& entry : kCommands) names.push_back(entry.name);
+  const std::string_view near = nearest_spelling(name, names);
+  std::string advice = fmt::format("did you mean {}?", near);
+  if (near.empty()) {
+    std::error_code error;
+    const std::string path = read_path(line);
+    advice = std::filesystem::exists(path, error)
+                 ? fmt::format("did you mean /image {0} or /video {0}?", printable(path))
+                 : "to ask it as a question, write a blank before it";
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{} is not a command; {} ({})", printable(name), advice, kChatHelp));
+}
+
 Completion complete_file(std::string_view typed) {
   typed.remove_prefix(std::min(typed.find_first_not_of(kBlanks), typed.size()));
   const char quote = typed.starts_with('\'') || typed.starts_with('"') ? typed[0] : '\0';
@@ -134,23 +157,19 @@ Completion complete_file(std::string_view typed) {
 
 }  // namespace
 
+bool is_chat_command(std::string_view line) noexcept { return line.starts_with('/'); }
+
 ChatLine parse_chat_line(std::string_view line) {
-  line = trimmed(line);
-  if (line.empty()) return {};
-  if (line[0] != '/') return {ChatLine::Kind::kQuestion, std::string(line)};
+  const std::string_view words = trimmed(line);
+  if (words.empty()) return {};
+  if (words == "exit" || words == "quit") return {ChatLine::Kind::kQuit, {}};
+  if (!is_chat_command(line)) return {ChatLine::Kind::kQuestion, std::string(line)};
+  line = words;
   const size_t end = std::min(line.find_first_of(kBlanks), line.size());
   const std::string_view name = line.substr(0, end);
   const std::string_view rest = trimmed(line.substr(end));
   const Command* command = find_command(name);
-  if (command == nullptr) {
-    std::vector<std::string_view> names;
-    for (const Command& entry : kCommands) names.push_back(entry.name);
-    const std::string_view nearest = nearest_spelling(name, names);
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{} is not a command{} ({})", printable(name),
-                    nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest), kChatHelp));
-  }
+  if (command == nullptr) refuse_command(line, name);
   if (!command->usage.empty()) {
     if (rest.empty()) throw Error(ErrorCode::kInvalidArgument, std::string(command->usage));
     return {command->kind, read_path(rest)};
@@ -161,6 +180,28 @@ ChatLine parse_chat_line(std::string_view line) {
                             printable(rest), name));
   }
   return {command->kind, {}};
+}
+
+bool ChatBlock::take(std::string& line, bool& joined) {
+  constexpr std::string_view kQuotes = "\"\"\"";
+  joined = open_ || line.starts_with(kQuotes);
+  if (!joined) return true;
+  const std::string_view added =
+      std::string_view(line).substr(open_ ? 0 : std::min(kQuotes.size(), line.size()));
+  if (!open_) text_.clear();
+  const bool ends = added.ends_with(kQuotes);
+  const std::string_view words = added.substr(0, added.size() - (ends ? kQuotes.size() : 0));
+  if (text_.size() + words.size() > kMaxChatLine) {
+    open_ = false;
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("a question between \"\"\" has more than {} bytes; ask a shorter one",
+                            kMaxChatLine));
+  }
+  if (!text_.empty() && !(ends && words.empty())) text_ += '\n';
+  text_ += words;
+  open_ = !ends;
+  if (ends) line = std::move(text_);
+  return ends;
 }
 
 Completion complete_chat_line(std::string_view before_cursor) {

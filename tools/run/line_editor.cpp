@@ -2,8 +2,10 @@
 
 #include <histedit.h>
 #include <langinfo.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <clocale>
 #include <cstdio>
@@ -15,6 +17,8 @@
 #include "kernels/base/printable.h"
 #include "tools/common/program.h"
 
+// libedit as a chat needs it: UTF-8 in every locale, Ctrl+C that gives a line up, Tab, pasted text,
+// and bounds on lines and on the size of the terminal.
 namespace kvlm {
 
 namespace {
@@ -27,9 +31,27 @@ void use_utf8() {
   if (std::string_view(nl_langinfo(CODESET)) != "UTF-8") std::setlocale(LC_CTYPE, "C.UTF-8");
 }
 
+/// The library has several bytes for every cell of the terminal, which may claim any size.
+void bound_terminal() noexcept {
+  constexpr int kMostCells = 1000000, kMostRows = 1000;
+  winsize size{};
+  if (ioctl(STDIN_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row * size.ws_col <= kMostCells) {
+    return;
+  }
+  size.ws_row = static_cast<unsigned short>(std::min<int>(size.ws_row, kMostRows));
+  size.ws_col = static_cast<unsigned short>(kMostCells / size.ws_row);
+  ioctl(STDIN_FILENO, TIOCSWINSZ, &size);
+}
+
+/// Asks the terminal to put marks around what is pasted, or no longer to.
+void mark_pastes(bool on) noexcept {
+  std::fputs(on ? "\033[?2004h" : "\033[?2004l", stdout);
+  std::fflush(stdout);
+}
+
 /// One letter from the terminal: 1, at its end 0, and -1 for an interrupt, which the library's own
 /// reader would try again.
-int read_letter(EditLine*, wchar_t* letter) {
+int read_letter(wchar_t* letter) {
   std::mbstate_t state{};
   for (;;) {
     char byte = 0;
@@ -53,7 +75,9 @@ int read_letter(EditLine*, wchar_t* letter) {
 
 struct LineEditor::State {
   std::string prompt;
+  size_t most;
   Complete complete;
+  size_t letters = 0;  // read for this line
   EditLine* editor = nullptr;
   History* history = nullptr;
 
@@ -63,6 +87,35 @@ struct LineEditor::State {
     return *static_cast<State*>(state);
   }
   static char* prompt_of(EditLine* editor) { return of(editor).prompt.data(); }
+
+  static int on_letter(EditLine* editor, wchar_t* letter) {
+    State& state = of(editor);
+    return ++state.letters > state.most ? -1 : read_letter(letter);
+  }
+
+  /// What is between the marks goes into the line: line ends as they are, but for the last ones,
+  /// and no other controls.
+  static unsigned char on_paste(EditLine* editor, int) {
+    constexpr std::wstring_view kEnd = L"\033[201~";
+    State& state = of(editor);
+    std::wstring text, last;
+    wchar_t letter = 0;
+    while (last != kEnd) {
+      if (read_letter(&letter) != 1) return CC_EOF;
+      last += letter;
+      if (last.size() > kEnd.size()) last.erase(0, 1);
+      ++state.letters;
+      const bool ends = letter == L'\r' || letter == L'\n';
+      const bool shows = letter >= 0x20 && letter != 0x7f;
+      if ((ends || shows || letter == L'\t') && state.letters <= state.most) {
+        text += ends ? L'\n' : letter;
+      }
+    }
+    if (state.letters > state.most) return CC_EOF;
+    text.erase(text.size() - (kEnd.size() - 1));  // whose Escape was left out
+    while (text.ends_with(L'\n')) text.pop_back();
+    return text.empty() || el_winsertstr(editor, text.c_str()) == 0 ? CC_REFRESH : CC_ERROR;
+  }
 
   static unsigned char on_tab(EditLine* editor, int) {
     const LineInfo* line = el_line(editor);
@@ -81,9 +134,10 @@ struct LineEditor::State {
   }
 };
 
-LineEditor::LineEditor(std::string prompt, Complete complete) : state_(std::make_unique<State>()) {
+LineEditor::LineEditor(size_t most, Complete complete) : state_(std::make_unique<State>()) {
   use_utf8();
-  state_->prompt = std::move(prompt);
+  bound_terminal();
+  state_->most = most;
   state_->complete = std::move(complete);
   EditLine* editor = state_->editor = el_init("vlm-run", stdin, stdout, stderr);
   if (editor == nullptr) throw std::bad_alloc();
@@ -94,10 +148,12 @@ LineEditor::LineEditor(std::string prompt, Complete complete) : state_(std::make
   el_set(editor, EL_PROMPT, &State::prompt_of);
   el_set(editor, EL_EDITOR, "emacs");
   el_set(editor, EL_HIST, history, state_->history);
-  el_set(editor, EL_GETCFN, &read_letter);
+  el_set(editor, EL_GETCFN, &State::on_letter);
   el_set(editor, EL_ADDFN, "kvlm-complete", "Completes commands and files", &State::on_tab);
+  el_set(editor, EL_ADDFN, "kvlm-paste", "Takes pasted text", &State::on_paste);
   el_source(editor, nullptr);
   el_set(editor, EL_BIND, "^I", "kvlm-complete", nullptr);
+  el_set(editor, EL_BIND, "\\e[200~", "kvlm-paste", nullptr);
 }
 
 LineEditor::~LineEditor() {
@@ -105,15 +161,21 @@ LineEditor::~LineEditor() {
   el_end(state_->editor);
 }
 
-LineEditor::End LineEditor::read(std::string& line) {
+LineEditor::End LineEditor::read(std::string& line, std::string prompt) {
   int count = 0;
+  state_->prompt = std::move(prompt);
+  state_->letters = 0;
+  bound_terminal();
   el_resize(state_->editor);  // the user may have changed the terminal's size
   // Before the prompt: who sees it may type any key, and Ctrl+D means nothing to raw input when it
   // was typed before that.
   el_set(state_->editor, EL_PREP_TERM, 1);
+  mark_pastes(true);
   const char* text = el_gets(state_->editor, &count);
+  mark_pastes(false);
   if (text == nullptr || count <= 0) {
     el_reset(state_->editor);
+    if (state_->letters > state_->most) return End::kTooLong;
     return interrupted() ? End::kInterrupted : End::kClosed;
   }
   line.assign(text, static_cast<size_t>(count));

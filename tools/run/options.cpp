@@ -3,9 +3,14 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <iterator>
 #include <memory>
+#include <span>
+#include <string_view>
+#include <system_error>
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
@@ -15,6 +20,8 @@
 #include "tools/common/input_text.h"
 #include "tools/common/program.h"
 #include "tools/common/visual_options.h"
+#include "tools/run/operands.h"
+#include "tools/run/other_tools.h"
 
 // The command line of vlm-run: CLI11's definitions, checks that need more than one option, and the
 // request that the options alone make. A mistake is one sentence with a way out.
@@ -24,8 +31,8 @@ namespace {
 
 constexpr size_t kMaxPromptBytes = size_t{1} << 24;
 constexpr const char* kExamples = R"(Examples:
-  vlm-run --image a.png                caption an image with the bundled model
-  vlm-run -m llava-hf/llava-1.5-7b-hf --image a.png -p "What is this?"
+  vlm-run a.png                        caption an image with the bundled model
+  vlm-run -m llava-hf/llava-1.5-7b-hf --image a.png "What is this?"
   vlm-run --image a.png --chat         ask follow-up questions
   vlm-run -m MODEL --video a.mp4 --frames 8 -p "What happens?"
   vlm-run --image - -p @question.txt   image and question from other files
@@ -44,36 +51,27 @@ Run the same command again to resume a batch: finished records are skipped,
 failed ones are tried again. Under srun, mpirun and in a Slurm array each
 process takes one shard; --shard 1/1 turns sharding off. To merge shards, run
 `cat out.*-of-4.jsonl >out.jsonl`; the same command without --shard then
-processes what is missing.)";
+processes what is missing.
 
-/// CLI11's message as one sentence, with the way out.
-std::string sentence(const std::string& message) {
-  std::string line = message.substr(0, message.find('\n'));
-  while (!line.empty() && (line.back() == '.' || line.back() == ' ')) line.pop_back();
-  return line + "; see vlm-run --help";
+)";
+
+[[noreturn]] void refuse(const std::string& text) {
+  throw Error(ErrorCode::kInvalidArgument, text);
 }
 
-/// What a pattern that was not quoted leaves: the files behind the first of those it matches.
-std::string advice_on_pattern(const CLI::App& app) {
-  const std::vector<std::string> rest = app.remaining();
+/// A flag or a subcommand of another tool that CLI11 would take apart or for a question.
+void refuse_foreign_words(std::span<char* const> arguments) {
+  if (arguments.empty()) return;
+  const std::string_view command = advice_on_command(arguments.front());
   std::error_code unknown;
-  if (app.get_option("--batch")->empty() || rest.empty() ||
-      !std::filesystem::exists(rest.front(), unknown)) {
-    return "";
+  if (!command.empty() && !std::filesystem::exists(arguments.front(), unknown)) {
+    refuse(fmt::format("{} is not an argument of vlm-run: {}", arguments.front(), command));
   }
-  return fmt::format(
-      "--batch takes one value, and {} is another one; quote a pattern, for example --batch "
-      "'*.png', so that the shell does not expand it",
-      printable(rest.front()));
-}
-
-/// An empty value is what an unset variable of a shell leaves, not the default.
-void refuse_empty_values(const CLI::App& app) {
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& value : option->results()) {
-      if (!value.empty()) continue;
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{} is empty; give it a value or leave it out", option->get_name()));
+  for (const std::string_view word : arguments) {
+    if (word == "--") return;
+    if (hides_a_short_option(word)) {
+      refuse(
+          fmt::format("{} is not an option of vlm-run: {}", word, advice_on_foreign_option(word)));
     }
   }
 }
@@ -89,6 +87,39 @@ std::optional<int> parse_batch_size(const std::string& text) {
                 fmt::format("--batch-size is {}; expected 1 to 4096, or auto", printable(text)));
   }
   return size;
+}
+
+/// Takes what no option took: files and a question.
+void take_operands(const CLI::App& app, RunOptions& options) {
+  std::vector<std::string> rest = app.remaining();
+  const auto mark = std::ranges::find(rest, "--");  // behind it nothing is an option
+  const std::vector<std::string> before(rest.begin(), mark);
+  const auto is_flag = [](const std::string& word) { return word.size() > 1 && word[0] == '-'; };
+  const auto flag = std::ranges::find_if(before, is_flag);
+  if (flag != before.end()) {
+    const std::string name = flag->substr(0, flag->find('='));
+    const std::string_view advice = advice_on_foreign_option(name);
+    refuse(advice.empty() ? unexpected_arguments(app, before)
+                          : fmt::format("{} is not an option of vlm-run: {}", name, advice));
+  }
+  if (mark != rest.end()) rest.erase(mark);
+  if (rest.empty()) return;
+  std::error_code unknown;
+  if (!options.batch_in.empty() && std::filesystem::exists(rest.front(), unknown)) {
+    refuse(fmt::format(
+        "--batch takes one value, and {} is another one; quote a pattern, for example --batch "
+        "'*.png', so that the shell does not expand it",
+        printable(rest.front())));
+  }
+  Operands operands = read_operands(rest);
+  std::ranges::move(operands.images, std::back_inserter(options.images));
+  std::ranges::move(operands.videos, std::back_inserter(options.videos));
+  if (operands.question.empty()) return;
+  if (!options.prompt.empty()) {
+    refuse(fmt::format("there are two questions, -p \"{}\" and \"{}\"; give one",
+                       printable(options.prompt), printable(operands.question)));
+  }
+  options.prompt = std::move(operands.question);
 }
 
 /// The part of the batch that --shard names, or what started this process.
@@ -148,9 +179,6 @@ void take_devices(const std::string& gpus, RunOptions& options) {
 }
 
 void check(const RunOptions& options) {
-  const auto refuse = [](const std::string& text) {
-    throw Error(ErrorCode::kInvalidArgument, text);
-  };
   const auto refuse_value = [&](const char* flag, auto value, const char* expected) {
     refuse(fmt::format("{} is {}; expected {}", flag, value, expected));
   };
@@ -232,7 +260,7 @@ void check(const RunOptions& options) {
   if (!options.chat && options.batch_in.empty() && options.images.empty() &&
       options.videos.empty() && options.prompt.empty()) {
     refuse(
-        "nothing to do: give --image FILE, --video FILE, -p PROMPT, or --batch IN.jsonl (see "
+        "nothing to do: give --image FILE, --video FILE, a question, or --batch IN.jsonl (see "
         "vlm-run --help)");
   }
 }
@@ -242,32 +270,37 @@ void check(const RunOptions& options) {
 std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
   CLI::App app{
       "vlm-run: captions, answers and chat about images and videos with a vision-language model"};
-  app.footer(kExamples);
-  app.formatter(std::make_shared<HelpFormatter>());
+  app.footer(std::string(kExamples) + kStatusHelp);
+  app.name("vlm-run");
+  app.allow_extras();
+  app.formatter(std::make_shared<HelpFormatter>("[FILE...] [QUESTION]"));
   app.set_version_flag("--version", version_line());
   app.add_option(
          "-m,--model", options.session.model,
          "Checkpoint folder, org/name in the Hugging Face cache, pocket (pocket-llava), "
          "pocket-internvl or pocket-qwen (bundled), or synthetic:NAME[,layers=N] (random weights)")
       ->capture_default_str();
-  app.add_option("--image", options.images, "Image file, or - for standard input; repeatable");
+  app.add_option("--image", options.images, "Image file, or - for standard input; repeatable")
+      ->allow_extra_args(false);
   app.add_option("--video", options.videos,
-                 "Video file, animated GIF or WebP, or folder of frames; repeatable");
+                 "Video file, animated GIF or WebP, or folder of frames; repeatable")
+      ->allow_extra_args(false);
   add_sampling_options(app, options.sampling);
-  app.add_option("-p,--prompt", options.prompt,
-                 "Question; @FILE reads it from a file, - from standard input, @@TEXT is the text "
+  app.add_option("-p,--prompt,--question", options.prompt,
+                 "Question, also as the last argument; @FILE reads it from a file, - from standard "
+                 "input, @@TEXT is the text "
                  "@TEXT; default: the model's captioning prompt");
-  app.add_option("--system", options.system, "System message");
-  app.add_flag("--chat", options.chat,
-               "Chat in the terminal: /image FILE, /video FILE, /clear, /quit");
-  app.add_option("-n,--max-tokens", options.max_tokens,
-                 "Most tokens to generate; default: the checkpoint's choice, else 128");
-  app.add_option("--temp", options.temperature, "Sampling temperature; 0: greedy");
-  app.add_option("--top-k", options.top_k, "Sample among the k most likely tokens; 0: all");
-  app.add_option("--top-p", options.top_p,
+  app.add_option("--system,--system-prompt,--system_prompt", options.system, "System message");
+  app.add_flag("--chat", options.chat, "Chat in the terminal; /help lists its commands");
+  app.add_option(
+      "-n,--max-tokens,--max-new-tokens,--max_new_tokens,--max_tokens,--n-predict,--predict",
+      options.max_tokens, "Most tokens to generate; default: the checkpoint's choice, else 128");
+  app.add_option("--temp,--temperature", options.temperature, "Sampling temperature; 0: greedy");
+  app.add_option("--top-k,--top_k", options.top_k, "Sample among the k most likely tokens; 0: all");
+  app.add_option("--top-p,--top_p", options.top_p,
                  "Sample among the most likely tokens whose probabilities sum to this");
-  app.add_option("--repeat-penalty", options.repeat_penalty,
-                 "Penalty on tokens that occurred before; 1: none");
+  app.add_option("--repeat-penalty,--repetition-penalty,--repetition_penalty",
+                 options.repeat_penalty, "Penalty on tokens that occurred before; 1: none");
   app.add_option("--seed", options.seed, "Seed of the sampler")
       ->capture_default_str()
       ->check([](const std::string& text) {
@@ -278,14 +311,15 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
                    ? std::string()
                    : fmt::format("--seed is {}; expected an integer from 0 to 2^64 - 1", text);
       });
-  app.add_option("--stop", options.stop, "Text that ends the answer; repeatable");
+  app.add_option("--stop", options.stop, "Text that ends the answer; repeatable")
+      ->allow_extra_args(false);
   app.add_option("--kv-profile", options.session.kv_profile,
                  "File that vlm-kv profile measured on this model");
   app.add_option("--kv", options.session.kv,
                  "Cache policy, for example kivi,bits=2 (see vlm-kv list), or @FILE.json")
       ->capture_default_str();
   app.add_option("--kv-memory", "Memory of the cache, for example 500MB; default: as needed")
-      ->type_name("BYTES")
+      ->type_name("SIZE")
       ->each([&](const std::string& text) {
         options.kv_memory = options.session.cache_bytes = parse_bytes(text);
       });
@@ -336,16 +370,17 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
                  "Process shard I of N and write OUT.I-of-N.jsonl; default: from Slurm or Open "
                  "MPI; 1/1 turns sharding off")
       ->type_name("I/N");
+  const std::span<char* const> arguments(argv, static_cast<size_t>(argc));
+  refuse_foreign_words(arguments.subspan(std::min<size_t>(1, arguments.size())));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    const bool extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
-    const std::string advice = extra ? advice_on_pattern(app) : std::string();
-    throw Error(ErrorCode::kInvalidArgument, advice.empty() ? sentence(error.what()) : advice);
+    refuse(first_line(error.what()) + "; see vlm-run --help");
   }
   options.arguments.assign(argv, argv + argc);
   refuse_empty_values(app);
+  take_operands(app, options);
   take_devices(gpus, options);
   take_shard(shard, options);
   check(options);
