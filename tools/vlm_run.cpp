@@ -50,6 +50,9 @@ int run_once(const RunOptions& options, Session& session, std::vector<OpenPictur
                    request.max_tokens, request.id, cure_of_long_prompt(clips, cure));
   request.images = take_pictures(std::move(pictures));
   request.videos = decode_clips(open_clips);
+  const std::vector<std::string> warnings = warnings_of(request.images, request.videos);
+  watch.clear();
+  for (const std::string& warning : warnings) print_message("vlm-run: warning: {}\n", warning);
 
   // Room for this prompt and its answer, and not a byte more.
   const auto cache = session.make_cache(1, rows, options.kv_memory);
@@ -68,7 +71,7 @@ int run_once(const RunOptions& options, Session& session, std::vector<OpenPictur
   }
   const GenerationResult result = generator.take(key);
   if (options.json) {
-    fmt::print("{}\n", json_line(result_json(result, session, model, cache->spec(), clips)));
+    fmt::print("{}\n", json_line(result_json(result, session, model, cache->spec(), clips, warnings)));
   } else {
     fmt::print("\n");
     std::fflush(stdout);

@@ -183,6 +183,7 @@ Image apply_orientation(Image image, int orientation) {
   Image upright;
   upright.height = transposed ? image.width : image.height;
   upright.width = transposed ? image.height : image.width;
+  upright.warnings = std::move(image.warnings);
   upright.rgb.resize(image.rgb.size());
 
   const std::ptrdiff_t row_step = (flip_rows ? -3 : 3) * stored_width;
@@ -272,6 +273,47 @@ void throw_damaged(const char* format, const std::string& name, const std::strin
   throw Error(ErrorCode::kCorruptFile,
               fmt::format("image {} is a damaged {} ({}); copy or download it again", name, format,
                           detail));
+}
+
+std::string percent(double share) {
+  const double least = share > 0 ? 0.1 : 0;
+  const double most = share < 1 ? 99.9 : 100;
+  return fmt::format("{:.1f} %", std::clamp(100 * share, least, most));
+}
+
+std::vector<std::string> warn_of_missing(double missing, const char* format,
+                                         const std::string& name, const std::string& detail) {
+  if (missing <= 0) return {};
+  const bool refused = missing > kMostMissing;
+  const std::string found =
+      detail.empty()
+          ? fmt::format("is a {} that ends early{}", format, refused ? " (truncated)" : "")
+          : fmt::format("is a damaged {} ({})", format, detail);
+  const std::string message =
+      fmt::format("image {} {}: {} of its pixels are missing; copy or download it again", name,
+                  found, percent(missing));
+  if (refused) throw Error(ErrorCode::kCorruptFile, message);
+  return {message};
+}
+
+std::vector<std::string> warn_of_missing_end(const char* format, const std::string& name) {
+  return {fmt::format("image {} is a {} that ends early: its pixels are whole, but metadata such as "
+                      "its orientation may be missing; copy or download it again",
+                      name, format)};
+}
+
+std::vector<std::string> warn_of_clipped(double clipped, const char* format,
+                                         const std::string& name) {
+  if (clipped <= 0) return {};
+  return {fmt::format("image {} is a {} of 16-bit grey, which is clipped at 255 as in Pillow: {} of "
+                      "its pixels become white; convert it to 8 bits first",
+                      name, format, percent(clipped))};
+}
+
+std::vector<std::byte> with_zeros(std::span<const std::byte> bytes, size_t needed) {
+  std::vector<std::byte> padded(bytes.begin(), bytes.end());
+  padded.resize(std::max(needed, padded.size()));
+  return padded;
 }
 
 void throw_unsupported(const std::string& detail, const std::string& name) {

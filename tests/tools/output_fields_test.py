@@ -39,7 +39,7 @@ LATENCY = f"{CPU} --prompt-tokens 16 --tokens 2 --repeats 1"
 # Section of the page: what prints its fields. FOLDER is a temporary one that they share, in this order.
 RUNS = {
     "vlm-kv profile": [f"vlm-kv profile {DATA} -n 3 --bits 1 --bits 2 --out FOLDER/profile.json --json"],
-    "vlm-run": [f"vlm-run -q {CPU} -n 2 --json {IMAGE}", f"vlm-run -q {QWEN} -n 2 --json --frames 2 {VIDEO}"],
+    "vlm-run": [f"vlm-run -q {CPU} -n 2 --json {IMAGE}", f"vlm-run -q {CPU} -n 2 --json --image {ROOT}/tests/vision/data/grey16.png", f"vlm-run -q {QWEN} -n 2 --json --frames 2 {VIDEO}"],
     "vlm-run batch": [
         f"vlm-run -q {CPU} -n 2 --batch FOLDER/images.jsonl --out FOLDER/a.jsonl --dtype f32 --image-backend pil "
         "--image-aspect pad --kv prefixkv,keep=0.5 --kv-profile FOLDER/profile.json -p Hello --system Briefly --temp 1 --top-k 2 "

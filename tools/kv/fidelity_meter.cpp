@@ -18,6 +18,7 @@
 #include "runtime/forced_run.h"
 #include "runtime/loading/config.h"
 #include "tools/common/lines.h"
+#include "tools/common/messages.h"
 #include "tools/common/visual_options.h"
 #include "vision/image.h"
 
@@ -171,6 +172,9 @@ EncodedPrompt encode_record(Session& session, const ForcedRecord& record,
                     cure_of_long_prompt(clips, "use fewer images or a shorter prompt"));
     std::vector<DecodedClip> decoded;
     for (const OpenClip& open : open_clips) decoded.push_back(open.decode());
+    for (const std::string& warning : warnings_of(images, decoded)) {
+      print_message("vlm-kv: warning: {}\n", warning);
+    }
     return encode_prompt(model, messages, images, decoded, session.stream());
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("{}: {}", record.where, error.what()));

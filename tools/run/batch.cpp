@@ -107,6 +107,7 @@ class Batch {
     int key;
     const Record* record;
     std::vector<Clip> clips;
+    std::vector<std::string> warnings;
     size_t tokens = 1;  // made, the prefill's included
   };
 
@@ -197,8 +198,9 @@ class Batch {
       give_up_if_cancelled(&watch);
       request.videos.push_back(clip.decode());
     }
+    std::vector<std::string> warnings = warnings_of(request.images, request.videos);
     return {prepare_request(model, std::move(request), model.decoder().max_positions(), &watch),
-            clips_of(clips_[place])};
+            clips_of(clips_[place]), std::move(warnings)};
   }
 
   void start_next() {
@@ -212,7 +214,12 @@ class Batch {
       const int key = generator_.admit(std::move(prepared.request), {},
                                        next_record != nullptr ? &next_record->request : nullptr);
       note_memory();
-      running_.push_back({key, &record, std::move(prepared.clips)});
+      for (const std::string& warning : prepared.warnings) {
+        progress_.clear();
+        print_message("vlm-run: warning: {}\n", warning);
+      }
+      running_.push_back(
+          {key, &record, std::move(prepared.clips), std::move(prepared.warnings)});
     } catch (const std::exception&) {
       if (interrupted() && is_cancellation(std::current_exception())) return;  // the next start's
       const bool no_memory = is_out_of_memory(std::current_exception());
@@ -273,7 +280,8 @@ class Batch {
         continue;
       }
       Json json{{"id", entry->record->id}};
-      json.update(result_json(result, session_, session_.model(), cache_->spec(), entry->clips));
+      json.update(result_json(result, session_, session_.model(), cache_->spec(), entry->clips,
+                              entry->warnings));
       // Steps are shared, so that the rate of one record would be no rate of anything.
       if (options_.batch_size > 1) json["timings"].erase("decode_tps");
       json.update(asked_of(*entry->record));

@@ -126,6 +126,9 @@ class Chat {
   }
 
   void add_image(const std::string& path, Image image) {
+    for (const std::string& warning : image.warnings) {
+      print_message("vlm-run: warning: {}\n", warning);
+    }
     images_.push_back(std::move(image));
     hint_.see(path);
     ++fresh_images_;
@@ -148,6 +151,9 @@ class Chat {
         outline_prompt(model, messages, visual_texts(model, shapes, clips)), "chat", model, rows_,
         cure_of_long_prompt({&open.clip, 1}, "start over with /clear, or give a shorter video"));
     clips_.push_back(open.decode());
+    for (const std::string& warning : clips_.back().clip.info.warnings) {
+      print_message("vlm-run: warning: {}\n", warning);
+    }
     hint_.see(path);
     ++fresh_clips_;
     if (options_.quiet) return;

@@ -16,6 +16,7 @@ namespace kvlm {
 struct PreparedRecord {
   PreparedRequest request;
   std::vector<Clip> clips;
+  std::vector<std::string> warnings;
 };
 
 /// Who prepares, and how much of it is in memory at a time.
