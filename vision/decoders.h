@@ -47,6 +47,14 @@ DecodedImage decode_pnm(std::span<const std::byte> bytes, const std::string& nam
 bool is_tga(std::string_view head) noexcept;
 ImageHeader read_tga_header(std::span<const std::byte> bytes, const std::string& name);
 DecodedImage decode_tga(std::span<const std::byte> bytes, const std::string& name);
+/// In heif/ and tiff/; a build without libheif or libtiff links no_heif/ or no_tiff/, which
+/// recognise nothing.
+bool is_heif(std::string_view head) noexcept;
+ImageHeader read_heif_header(std::span<const std::byte> bytes, const std::string& name);
+DecodedImage decode_heif(std::span<const std::byte> bytes, const std::string& name);
+bool is_tiff(std::string_view head) noexcept;
+ImageHeader read_tiff_header(std::span<const std::byte> bytes, const std::string& name);
+DecodedImage decode_tiff(std::span<const std::byte> bytes, const std::string& name);
 
 /// The bytes as text.
 inline std::string_view as_text(std::span<const std::byte> bytes) noexcept {

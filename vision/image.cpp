@@ -31,19 +31,20 @@ struct Foreign {
   std::string_view kind;
   size_t offset;
   std::string_view magic;
+  const char* library = nullptr;  // with which a build would decode it
 };
 
 constexpr std::array kForeign = {
-    Foreign{"a TIFF"sv, 0, "II*\0"sv},
-    Foreign{"a TIFF"sv, 0, "MM\0*"sv},
-    Foreign{"a TIFF"sv, 0, "II+\0"sv},
-    Foreign{"a TIFF"sv, 0, "MM\0+"sv},
+    Foreign{"a TIFF"sv, 0, "II*\0"sv, "libtiff"},
+    Foreign{"a TIFF"sv, 0, "MM\0*"sv, "libtiff"},
+    Foreign{"a TIFF"sv, 0, "II+\0"sv, "libtiff"},
+    Foreign{"a TIFF"sv, 0, "MM\0+"sv, "libtiff"},
     Foreign{"an AVIF"sv, 4, "ftypavif"sv},
     Foreign{"an AVIF"sv, 4, "ftypavis"sv},
-    Foreign{"a HEIC"sv, 4, "ftyphei"sv},
-    Foreign{"a HEIC"sv, 4, "ftyphev"sv},
-    Foreign{"a HEIC"sv, 4, "ftypmif1"sv},
-    Foreign{"a HEIC"sv, 4, "ftypmsf1"sv},
+    Foreign{"a HEIC"sv, 4, "ftyphei"sv, "libheif"},
+    Foreign{"a HEIC"sv, 4, "ftyphev"sv, "libheif"},
+    Foreign{"a HEIC"sv, 4, "ftypmif1"sv, "libheif"},
+    Foreign{"a HEIC"sv, 4, "ftypmsf1"sv, "libheif"},
     Foreign{"a JPEG 2000"sv, 0, "\0\0\0\x0cjP  \r\n\x87\n"sv},
     Foreign{"a JPEG 2000"sv, 0, "\xff\x4f\xff\x51"sv},
     Foreign{"a JPEG XL"sv, 0, "\0\0\0\x0cJXL \r\n\x87\n"sv},
@@ -77,7 +78,12 @@ bool looks_like_text(std::string_view head) noexcept {
 [[noreturn]] void refuse(std::span<const std::byte> bytes, const std::string& name) {
   const std::string_view text = as_text(bytes);
   for (const Foreign& foreign : kForeign) {
-    if (is_of(foreign, text)) throw_unsupported(fmt::format("{} file", foreign.kind), name);
+    if (!is_of(foreign, text)) continue;
+    if (foreign.library == nullptr) throw_unsupported(fmt::format("{} file", foreign.kind), name);
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("image {} is {} file, which this build, without {}, does not read; run "
+                            "tools/setup.sh --images and build again, or {}",
+                            name, foreign.kind, foreign.library, kCure));
   }
   for (const Foreign& video : kVideos) {
     if (!is_of(video, text)) continue;
@@ -131,6 +137,8 @@ constexpr std::array kFormats = {
     Format{"BMP", is_bmp, read_bmp_header, decode_bmp},
     Format{"PNM", is_pnm, read_pnm_header, decode_pnm},
     Format{"TGA", is_tga, read_tga_header, decode_tga},
+    Format{"HEIC", is_heif, read_heif_header, decode_heif},
+    Format{"TIFF", is_tiff, read_tiff_header, decode_tiff},
 };
 
 const Format& format_of(std::span<const std::byte> bytes, const std::string& name) {
