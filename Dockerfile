@@ -2,7 +2,7 @@
 # docs/install.md, "Container", has the commands that run it.
 FROM debian:12-slim AS build
 COPY tools/setup.sh /kvlm/tools/setup.sh
-RUN apt-get update && /kvlm/tools/setup.sh --video --deb
+RUN apt-get update && /kvlm/tools/setup.sh --video --images --deb
 COPY . /kvlm
 WORKDIR /kvlm
 ARG COMMIT=unknown

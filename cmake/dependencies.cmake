@@ -21,6 +21,13 @@ if(KVLM_FFMPEG)
     message(STATUS "Video files are not read; tools/setup.sh --video installs what that needs")
   endif()
 endif()
+# Optional: what reads HEIC and TIFF images.
+if(KVLM_HEIF)
+  pkg_check_modules(heif ${KVLM_HEIF_REQUIRED} IMPORTED_TARGET libheif)
+endif()
+if(KVLM_TIFF)
+  pkg_check_modules(tiff ${KVLM_TIFF_REQUIRED} IMPORTED_TARGET libtiff-4>=4.5)
+endif()
 
 # BLIS has no CMake package. Its serial flavour first: kvlm brings its own threads.
 find_path(BLIS_INCLUDE_DIR blis.h PATH_SUFFIXES blis-serial blis REQUIRED)

@@ -27,11 +27,14 @@ install(DIRECTORY kernels kvcache vision llm runtime DESTINATION ${CMAKE_INSTALL
   FILES_MATCHING PATTERN "*.h" PATTERN "cpu" EXCLUDE PATTERN "cuda" EXCLUDE
   PATTERN "no_cuda" EXCLUDE PATTERN "ffmpeg" EXCLUDE PATTERN "no_ffmpeg" EXCLUDE)
 install(EXPORT kvlm NAMESPACE kvlm:: FILE kvlmTargets.cmake DESTINATION ${package_dir})
-if(TARGET PkgConfig::ffmpeg)
-  set(KVLM_READS_VIDEOS ON)
-else()
-  set(KVLM_READS_VIDEOS OFF)
-endif()
+set(optional_libraries ffmpeg heif tiff)
+set(optional_names VIDEOS HEIF TIFF)
+foreach(library what IN ZIP_LISTS optional_libraries optional_names)
+  set(KVLM_READS_${what} OFF)
+  if(TARGET PkgConfig::${library})
+    set(KVLM_READS_${what} ON)
+  endif()
+endforeach()
 configure_package_config_file(cmake/kvlmConfig.cmake.in ${PROJECT_BINARY_DIR}/kvlmConfig.cmake
   INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/kvlmConfigVersion.cmake

@@ -35,6 +35,8 @@ VisualText Model::clip_text(const Clip& /*clip*/) const { refuse_videos(*this); 
 
 VisualInput Model::prepare_clip(const DecodedClip& /*clip*/) const { refuse_videos(*this); }
 
+Image Model::fit_frame(const Clip& /*clip*/, Image frame) const { return frame; }
+
 PromptPositions Model::positions(std::span<const PositionSpan> spans) const {
   const auto rows = static_cast<size_t>(rows_of(spans));
   return {following_positions(0, rows), static_cast<int32_t>(rows)};

@@ -21,6 +21,9 @@
 
 namespace kvlm {
 
+/// Of the images of one request in all, and of the frames of a video, as the model sees them.
+inline constexpr int64_t kMaxRequestPixels = int64_t{1} << 29;
+
 /// What is known of a picture before its pixels are: the headers tell it.
 struct PictureShape {
   int height = 0;  ///< upright
@@ -97,6 +100,9 @@ class Model {
                                              const SamplingRequest& request) const;
   virtual VisualText clip_text(const Clip& clip) const;
   virtual VisualInput prepare_clip(const DecodedClip& clip) const;
+  /// A frame of a clip, resized as prepare_clip() does, which takes it either way: so a clip is in
+  /// memory as the model sees it, not as it is stored. Without a rule of the family, the frame.
+  virtual Image fit_frame(const Clip& clip, Image frame) const;
 
   /// Tower and projector, of all pictures and clips together; at least one.
   virtual VisualRows encode(std::span<const VisualInput* const> visuals, Stream& stream,

@@ -141,6 +141,14 @@ PromptVisuals visual_texts(const Model& model, std::span<const Image> images,
 PromptVisuals visual_texts(const Model& model, std::span<const PictureShape> images,
                            std::span<const Clip> clips) {
   PromptVisuals visuals;
+  int64_t pixels = 0;
+  for (const PictureShape& shape : images) pixels += int64_t{shape.height} * shape.width;
+  if (pixels > kMaxRequestPixels) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the {} images of one request have {} pixels in all, more than the "
+                            "limit of {}; give fewer, or scale them down first",
+                            images.size(), pixels, kMaxRequestPixels));
+  }
   for (const PictureShape& shape : images) {
     visuals.pictures.push_back(model.picture_text(shape, images.size()));
   }

@@ -35,6 +35,7 @@ struct PromptVisuals {
 PromptVisuals visual_texts(const Model& model, std::span<const Image> images,
                            std::span<const DecodedClip> clips);
 /// The same before they are decoded.
+/// Throws Error{kInvalidArgument} for images of more than kMaxRequestPixels in all.
 PromptVisuals visual_texts(const Model& model, std::span<const PictureShape> images,
                            std::span<const Clip> clips);
 

@@ -3,6 +3,7 @@
 #
 #   tools/setup.sh          compiler, libraries, test framework
 #   tools/setup.sh --video  and FFmpeg's libraries, so that video files are read
+#   tools/setup.sh --images and libheif and libtiff, so that HEIC and TIFF are read
 #   tools/setup.sh --test   and matplotlib and numpy, so that plots and intervals are tested too
 #   tools/setup.sh --lint   and clang-format, clang-tidy, shellcheck
 #   tools/setup.sh --deb    and what cpack -G DEB calls
@@ -30,6 +31,7 @@ if grep -qsx 'ID=ubuntu' /etc/os-release; then
   packages+=(libprotobuf-dev) # Ubuntu's libsentencepiece-dev needs it and does not say so
 fi
 video_packages=(libavformat-dev libavcodec-dev libswscale-dev libavutil-dev)
+image_packages=(libheif-dev libtiff-dev)
 test_packages=(python3-matplotlib python3-numpy)
 lint_packages=(clang-format clang-tidy shellcheck)
 deb_packages=(dpkg-dev)
@@ -38,12 +40,13 @@ docs_packages=(mkdocs mkdocs-material doxygen)
 for argument in "$@"; do
   case $argument in
     --video) packages+=("${video_packages[@]}") ;;
+    --images) packages+=("${image_packages[@]}") ;;
     --test) packages+=("${test_packages[@]}") ;;
     --lint) packages+=("${lint_packages[@]}") ;;
     --deb) packages+=("${deb_packages[@]}") ;;
     --docs) packages+=("${docs_packages[@]}") ;;
     *)
-      echo "setup.sh: unknown argument '$argument'; there are --video, --test, --lint, --deb and --docs" >&2
+      echo "setup.sh: unknown argument '$argument'; there are --video, --images, --test, --lint, --deb and --docs" >&2
       exit 2
       ;;
   esac

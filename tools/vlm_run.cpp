@@ -55,10 +55,12 @@ int run_once(const RunOptions& options, Session& session, std::vector<OpenPictur
   const int rows =
       request_rows(model, request.messages, visual_texts(model, shapes_of(pictures), clips),
                    request.max_tokens, request.id, cure_of_long_prompt(clips, cure));
-  std::vector<std::string> warnings = foreign_placeholders(model, request.messages);
-  print_warnings(warnings);
   request.images = take_pictures(std::move(pictures));
   request.videos = decode_clips(open_clips);
+  std::vector<std::string> warnings = warnings_of(request.images, request.videos);
+  std::ranges::move(foreign_placeholders(model, request.messages), std::back_inserter(warnings));
+  watch.clear();
+  print_warnings(warnings);
 
   // Room for this prompt and its answer, and not a byte more.
   const auto cache = session.make_cache(1, rows, options.kv_memory);
@@ -81,9 +83,7 @@ int run_once(const RunOptions& options, Session& session, std::vector<OpenPictur
   warnings.insert(warnings.end(), full.begin(), full.end());
   if (interrupted() && result.tokens.empty()) throw Error(ErrorCode::kCancelled, "interrupted");
   if (options.json) {
-    nlohmann::ordered_json json = result_json(result, session, model, cache->spec(), clips);
-    if (!warnings.empty()) json["warnings"] = warnings;
-    fmt::print("{}\n", json_line(json));
+    fmt::print("{}\n", json_line(result_json(result, session, model, cache->spec(), clips, warnings)));
   } else {
     fmt::print("\n");
     std::fflush(stdout);

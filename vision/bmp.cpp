@@ -144,8 +144,7 @@ ImageHeader read_bmp_header(std::span<const std::byte> bytes, const std::string&
 }
 
 DecodedImage decode_bmp(std::span<const std::byte> bytes, const std::string& name) {
-  const LittleEndian file(bytes, name);
-  const BmpHeader header = read_header(file, name);
+  const BmpHeader header = read_header(LittleEndian(bytes, name), name);
   const uint32_t bits = header.bits;
   if (bits != 1 && bits != 4 && bits != 8 && bits != 16 && bits != 24 && bits != 32) {
     throw_unsupported("a BMP of " + std::to_string(bits) + " bits a pixel", name);
@@ -160,12 +159,17 @@ DecodedImage decode_bmp(std::span<const std::byte> bytes, const std::string& nam
   const size_t row_bytes = (used_bytes + 3) / 4 * 4;
   // The padding of the last row may be missing.
   const size_t pixel_bytes = (height - 1) * row_bytes + used_bytes;
-  if (header.pixels_at > file.size() || pixel_bytes > file.size() - header.pixels_at) {
-    throw_truncated(kFormat, name);
-  }
+  if (header.pixels_at > bytes.size()) throw_truncated(kFormat, name);
+  const size_t missing = pixel_bytes - std::min(pixel_bytes, bytes.size() - header.pixels_at);
+  auto warnings = warn_of_missing(
+      static_cast<double>(missing) / static_cast<double>(pixel_bytes), kFormat, name);
+  std::vector<std::byte> padded;
+  if (missing > 0) padded = with_zeros(bytes, header.pixels_at + pixel_bytes);
+  const LittleEndian file(missing > 0 ? padded : bytes, name);
 
   DecodedImage result;
   result.image = allocate_image(header.height, header.width, name);
+  result.image.warnings = std::move(warnings);
   std::array<std::array<uint8_t, 3>, 256> palette{};
   if (bits <= 8) palette = read_palette(file, header);
   for (size_t y = 0; y < height; ++y) {

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "vision/image.h"
 
@@ -46,6 +47,14 @@ DecodedImage decode_pnm(std::span<const std::byte> bytes, const std::string& nam
 bool is_tga(std::string_view head) noexcept;
 ImageHeader read_tga_header(std::span<const std::byte> bytes, const std::string& name);
 DecodedImage decode_tga(std::span<const std::byte> bytes, const std::string& name);
+/// In heif/ and tiff/; a build without libheif or libtiff links no_heif/ or no_tiff/, which
+/// recognise nothing.
+bool is_heif(std::string_view head) noexcept;
+ImageHeader read_heif_header(std::span<const std::byte> bytes, const std::string& name);
+DecodedImage decode_heif(std::span<const std::byte> bytes, const std::string& name);
+bool is_tiff(std::string_view head) noexcept;
+ImageHeader read_tiff_header(std::span<const std::byte> bytes, const std::string& name);
+DecodedImage decode_tiff(std::span<const std::byte> bytes, const std::string& name);
 
 /// The bytes as text.
 inline std::string_view as_text(std::span<const std::byte> bytes) noexcept {
@@ -76,6 +85,24 @@ void whiten(Image& image, std::array<uint8_t, 3> key) noexcept;
 /// Throws Error{kCorruptFile}: `detail` says what is wrong with it.
 [[noreturn]] void throw_damaged(const char* format, const std::string& name,
                                 const std::string& detail);
+/// Of an image or video that is not whole at most this share may be missing.
+inline constexpr double kMostMissing = 2.0 / 3;
+
+/// The warning that the share `missing` (0 to 1) of the pixels is lost, because the file ends early
+/// or, where `detail` is not empty, is damaged; none at 0. Throws Error{kCorruptFile} above
+/// kMostMissing.
+std::vector<std::string> warn_of_missing(double missing, const char* format,
+                                         const std::string& name, const std::string& detail = "");
+/// The warning that a file ends after its pixels, where metadata may follow.
+std::vector<std::string> warn_of_missing_end(const char* format, const std::string& name);
+/// The warning that the share `clipped` of grey samples is above 255 and became white; none at 0.
+std::vector<std::string> warn_of_clipped(double clipped, const char* format,
+                                         const std::string& name);
+/// Zeros after `bytes`, up to `needed`: for pixels that are not there.
+std::vector<std::byte> with_zeros(std::span<const std::byte> bytes, size_t needed);
+/// A share of 0 to 1 in percent, never rounded to none or all: "3.1 %".
+std::string percent(double share);
+
 /// Throws Error{kUnsupported}: `detail` says which kind of file it is.
 [[noreturn]] void throw_unsupported(const std::string& detail, const std::string& name);
 

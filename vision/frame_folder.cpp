@@ -5,20 +5,24 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <fstream>
+#include <span>
 #include <system_error>
 #include <utility>
 
+#include "vision/decoders.h"
 #include "vision/video_sources.h"
 
+// A folder of images as a video: which of its files are frames, in which order, and which are not.
 namespace kvlm {
 
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::array<std::string_view, 19> kSuffixes = {
-    ".png", ".jpg", ".jpeg", ".jfif", ".webp", ".gif",  ".bmp",  ".dib", ".pgm", ".ppm",
-    ".pnm", ".tga", ".tif",  ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl"};
+constexpr std::array<std::string_view, 21> kSuffixes = {
+    ".png", ".apng", ".jpg", ".jpeg", ".jpe",  ".jfif", ".webp", ".gif",  ".bmp", ".dib", ".pgm",
+    ".ppm", ".pnm",  ".tga", ".tif",  ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl"};
 
 bool is_digit(char c) noexcept { return c >= '0' && c <= '9'; }
 
@@ -32,13 +36,19 @@ std::string_view take_number(std::string_view& text) noexcept {
   return number;
 }
 
-std::vector<std::string> frame_files(const fs::path& folder, const std::string& name) {
+/// The files of a folder that are named like images; counts others that are.
+std::vector<std::string> frame_files(const fs::path& folder, const std::string& name,
+                                     int64_t& unnamed) {
   std::vector<std::string> files;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     std::string file = it->path().filename().string();
     std::error_code unknown;
-    if (file.starts_with('.') || !has_picture_suffix(file) || it->is_directory(unknown)) continue;
+    if (file.starts_with('.') || it->is_directory(unknown)) continue;
+    if (!has_picture_suffix(file)) {
+      unnamed += is_unnamed_picture(it->path());
+      continue;
+    }
     files.push_back(std::move(file));
     check_frame_count(static_cast<int64_t>(files.size()), name);
   }
@@ -93,6 +103,18 @@ bool has_picture_suffix(std::string_view name) {
   return std::ranges::find(kSuffixes, suffix) != kSuffixes.end();
 }
 
+bool is_unnamed_picture(const fs::path& path) {
+  if (path.has_extension()) return false;
+  std::ifstream file;
+  std::error_code unknown;
+  if (fs::is_regular_file(path, unknown)) file.open(path, std::ios::binary);
+  std::array<char, 64> head{};
+  file.read(head.data(), head.size());
+  const auto count = static_cast<size_t>(file.gcount());
+  const std::string_view format = picture_format(std::as_bytes(std::span(head).first(count)));
+  return !format.empty() && format != "PNM" && format != "TGA";  // whose letters begin anything
+}
+
 bool natural_less(std::string_view a, std::string_view b) noexcept {
   std::string_view rest_a = a;
   std::string_view rest_b = b;
@@ -113,13 +135,22 @@ bool natural_less(std::string_view a, std::string_view b) noexcept {
 }
 
 std::unique_ptr<VideoFile> open_frame_folder(const fs::path& folder, const std::string& name) {
-  std::vector<std::string> files = frame_files(folder, name);
+  int64_t unnamed = 0;
+  std::vector<std::string> files = frame_files(folder, name, unnamed);
   const ImageInfo first = probe_image(folder / files[0]);
+  check_frame_size(first.height, first.width, name);
   VideoInfo info{.name = name,
                  .format = "folder of images",
                  .frames = static_cast<int64_t>(files.size()),
                  .height = first.height,
                  .width = first.width};
+  if (unnamed > 0) {
+    info.warnings.push_back(
+        fmt::format("video {} leaves out {} file{} of its folder without the suffix of an image "
+                    "({}); name them like .png or .jpg",
+                    name, unnamed, unnamed == 1 ? "" : "s",
+                    unnamed == 1 ? "it is one by its content" : "they are images by their content"));
+  }
   return std::make_unique<FrameFolder>(std::move(info), folder, std::move(files));
 }
 

@@ -41,8 +41,8 @@ void check_request(const VideoInfo& info, const SamplingRequest& request) {
 double frames_at(const VideoInfo& info, double fps) {
   if (info.fps <= 0) {
     refuse(info, fmt::format("has no frame rate (it is a {}), so it cannot be sampled at {} frames "
-                             "a second; give a number of frames instead",
-                             info.format, fps));
+                             "a second; give a number of frames instead (--frames {})",
+                             info.format, fps, std::min<int64_t>(info.frames, 8)));
   }
   return static_cast<double>(info.frames) / info.fps * fps;
 }

@@ -38,11 +38,13 @@ DecodedImage decode_gif(std::span<const std::byte> bytes, const std::string& nam
   GifReader reader(bytes, name);
   const GifHeader header = read_header(reader, name);
   check_size(header.height, header.width, kGifFormat, name);
-  reader.skip_codes();
   const GifArea& area = header.frame.area;
-  const std::vector<uint8_t> indices = decode_gif_codes(header.frame, name);
+  GifLoss loss;
+  const std::vector<uint8_t> indices = decode_gif_codes(header.frame, name, &loss);
+  auto warnings = warn_of_missing(loss.missing, kGifFormat, name, loss.detail);
   DecodedImage result;
   result.image = allocate_image(header.height, header.width, name);
+  result.image.warnings = std::move(warnings);
   const auto ground = header.palette[header.frame.transparent.value_or(0)];
   uint8_t* rgb = result.image.rgb.data();
   for (uint8_t* pixel = rgb; pixel < rgb + result.image.rgb.size(); pixel += 3) {

@@ -25,13 +25,20 @@ class CodeReader {
   std::optional<unsigned> take(unsigned width) noexcept {
     while (count_ < width) {
       if (piece_ == 0) {
-        if (rest_.empty()) return std::nullopt;
+        if (rest_.empty()) {
+          cut_ = !ended_;
+          return std::nullopt;
+        }
         piece_ = std::to_integer<size_t>(rest_[0]);
         rest_ = rest_.subspan(1);
-        if (piece_ == 0) rest_ = {};  // the end
+        ended_ = piece_ == 0;
+        if (ended_) rest_ = {};
         continue;
       }
-      if (rest_.empty()) return std::nullopt;
+      if (rest_.empty()) {
+        cut_ = true;
+        return std::nullopt;
+      }
       bits_ |= std::to_integer<unsigned>(rest_[0]) << count_;
       rest_ = rest_.subspan(1);
       --piece_;
@@ -42,9 +49,13 @@ class CodeReader {
     count_ -= width;
     return code;
   }
+  /// Whether there are no more because the file ends.
+  bool is_cut() const noexcept { return cut_; }
 
  private:
   std::span<const std::byte> rest_;
+  bool ended_ = false;
+  bool cut_ = false;
   size_t piece_ = 0;  // bytes left of the current one
   unsigned bits_ = 0;
   unsigned count_ = 0;
@@ -60,6 +71,10 @@ class PixelWriter {
         indices_(width_ * height_) {}
 
   bool is_full() const noexcept { return row_ >= height_; }
+  /// The share of the pixels that were not put.
+  double missing() const noexcept {
+    return 1 - static_cast<double>(put_) / static_cast<double>(indices_.size());
+  }
   /// Writes one run, or as much of it as has a place.
   void put(std::span<const uint8_t> run) noexcept {
     while (!run.empty() && !is_full()) {
@@ -67,6 +82,7 @@ class PixelWriter {
       std::copy_n(run.begin(), count, indices_.data() + row_ * width_ + column_);
       run = run.subspan(count);
       column_ += count;
+      put_ += count;
       if (column_ == width_) end_row();
     }
   }
@@ -95,6 +111,7 @@ class PixelWriter {
   std::span<const Pass> passes_;  // this one and those to come
   size_t row_ = 0;
   size_t column_ = 0;
+  size_t put_ = 0;
   std::vector<uint8_t> indices_;
 };
 
@@ -194,7 +211,8 @@ std::optional<GifPalette> GifReader::take_palette(size_t colours) {
   return palette;
 }
 
-std::vector<uint8_t> decode_gif_codes(const GifFrame& frame, const std::string& name) {
+std::vector<uint8_t> decode_gif_codes(const GifFrame& frame, const std::string& name,
+                                      GifLoss* loss) {
   constexpr size_t kMaxCodes = 4096;
   if (frame.area.width < 1 || frame.area.height < 1) {
     throw_damaged(kGifFormat, name, "an image in it has no pixels");
@@ -226,7 +244,13 @@ std::vector<uint8_t> decode_gif_codes(const GifFrame& frame, const std::string& 
   while (!pixels.is_full()) {
     const std::optional<unsigned> code = codes.take(width);
     if (!code || *code == end) {
-      throw_damaged(kGifFormat, name, "its codes end before its pixels");
+      const char* detail = codes.is_cut() ? "" : "its codes end before its pixels";
+      if (loss != nullptr) {
+        *loss = {pixels.missing(), detail};
+        return pixels.take();
+      }
+      if (codes.is_cut()) throw_truncated(kGifFormat, name);
+      throw_damaged(kGifFormat, name, detail);
     }
     if (*code == clear) {
       width = index_bits + 1;
@@ -237,7 +261,10 @@ std::vector<uint8_t> decode_gif_codes(const GifFrame& frame, const std::string& 
     // A code may name the entry that it completes: the string before it, then its first index.
     const bool known = *code < next;
     if (!known && (previous == kMaxCodes || *code != next)) {
-      throw_damaged(kGifFormat, name, "it uses a code before defining it");
+      const char* detail = "it uses a code before defining it";
+      if (loss == nullptr) throw_damaged(kGifFormat, name, detail);
+      *loss = {pixels.missing(), detail};
+      return pixels.take();
     }
     unsigned at = known ? *code : previous;
     const size_t length = lengths[at];

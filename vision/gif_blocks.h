@@ -84,8 +84,16 @@ class GifReader {
   bool any_ = false;  // whether there was a picture
 };
 
+/// What of a frame's pixels its codes do not hold.
+struct GifLoss {
+  double missing = 0;   // share of the pixels
+  std::string detail;  // empty where the file ends
+};
+
 /// The indices of a picture, row-major (height, width), interlaced rows in their places. Codes that
-/// follow the last pixel are passed over. Throws also if the codes end before the pixels do.
-std::vector<uint8_t> decode_gif_codes(const GifFrame& frame, const std::string& name);
+/// follow the last pixel are passed over. If the codes end before the pixels do, the rest are index
+/// 0 and `loss` says how many; without one, it throws.
+std::vector<uint8_t> decode_gif_codes(const GifFrame& frame, const std::string& name,
+                                      GifLoss* loss = nullptr);
 
 }  // namespace kvlm

@@ -161,6 +161,19 @@ class GifVideo : public VideoFile {
   std::vector<std::byte> bytes_;
 };
 
+/// The next frame of which all is there. A file that ends within one gets a warning, after the first.
+std::optional<GifFrame> next_whole(GifReader& reader, VideoInfo& info) {
+  try {
+    std::optional<GifFrame> frame = reader.next();
+    if (frame) reader.skip_codes();
+    return frame;
+  } catch (const Error&) {  // truncated
+    if (info.frames == 0) throw;
+    warn_of_missing_frames(info, 0);
+    return std::nullopt;
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<VideoFile> open_gif_video(std::vector<std::byte> bytes, const std::string& name) {
@@ -170,13 +183,14 @@ std::unique_ptr<VideoFile> open_gif_video(std::vector<std::byte> bytes, const st
   int64_t height = reader.height();
   int64_t width = reader.width();
   int64_t pixels = 0;
-  while (const std::optional<GifFrame> frame = reader.next()) {
-    reader.skip_codes();
+  int64_t duration_ms = 0;
+  while (const std::optional<GifFrame> frame = next_whole(reader, info)) {
     const GifArea& area = frame->area;
     if (info.frames == 0) {  // the first picture may extend the canvas
       height = std::max<int64_t>(height, area.top + area.height);
       width = std::max<int64_t>(width, area.left + area.width);
       check_size(height, width, kGifFormat, name);
+      check_frame_size(height, width, name);
     }
     if (area.top + area.height > height || area.left + area.width > width) {
       throw_video(
@@ -185,8 +199,8 @@ std::unique_ptr<VideoFile> open_gif_video(std::vector<std::byte> bytes, const st
                       "before are {} x {}; scale all to one size first",
                       info.frames, area.left + area.width, area.top + area.height, width, height));
     }
-    times_s.push_back(info.duration_s);
-    info.duration_s += animation_delay_s(int64_t{frame->delay_cs} * 10);
+    times_s.push_back(seconds_of(duration_ms));
+    duration_ms += animation_delay_ms(int64_t{frame->delay_cs} * 10);
     check_frame_count(++info.frames, name);
     pixels += int64_t{area.height} * area.width;
     check_animation_pixels(pixels, name);
@@ -194,7 +208,7 @@ std::unique_ptr<VideoFile> open_gif_video(std::vector<std::byte> bytes, const st
   if (info.frames == 0) throw_no_frame(name, kGifFormat);
   info.height = static_cast<int>(height);
   info.width = static_cast<int>(width);
-  info.fps = static_cast<double>(info.frames) / info.duration_s;
+  set_duration(info, duration_ms);
   return std::make_unique<GifVideo>(std::move(info), std::move(times_s), std::move(bytes));
 }
 

@@ -31,19 +31,20 @@ struct Foreign {
   std::string_view kind;
   size_t offset;
   std::string_view magic;
+  const char* library = nullptr;  // with which a build would decode it
 };
 
 constexpr std::array kForeign = {
-    Foreign{"a TIFF"sv, 0, "II*\0"sv},
-    Foreign{"a TIFF"sv, 0, "MM\0*"sv},
-    Foreign{"a TIFF"sv, 0, "II+\0"sv},
-    Foreign{"a TIFF"sv, 0, "MM\0+"sv},
+    Foreign{"a TIFF"sv, 0, "II*\0"sv, "libtiff"},
+    Foreign{"a TIFF"sv, 0, "MM\0*"sv, "libtiff"},
+    Foreign{"a TIFF"sv, 0, "II+\0"sv, "libtiff"},
+    Foreign{"a TIFF"sv, 0, "MM\0+"sv, "libtiff"},
     Foreign{"an AVIF"sv, 4, "ftypavif"sv},
     Foreign{"an AVIF"sv, 4, "ftypavis"sv},
-    Foreign{"a HEIC"sv, 4, "ftyphei"sv},
-    Foreign{"a HEIC"sv, 4, "ftyphev"sv},
-    Foreign{"a HEIC"sv, 4, "ftypmif1"sv},
-    Foreign{"a HEIC"sv, 4, "ftypmsf1"sv},
+    Foreign{"a HEIC"sv, 4, "ftyphei"sv, "libheif"},
+    Foreign{"a HEIC"sv, 4, "ftyphev"sv, "libheif"},
+    Foreign{"a HEIC"sv, 4, "ftypmif1"sv, "libheif"},
+    Foreign{"a HEIC"sv, 4, "ftypmsf1"sv, "libheif"},
     Foreign{"a JPEG 2000"sv, 0, "\0\0\0\x0cjP  \r\n\x87\n"sv},
     Foreign{"a JPEG 2000"sv, 0, "\xff\x4f\xff\x51"sv},
     Foreign{"a JPEG XL"sv, 0, "\0\0\0\x0cJXL \r\n\x87\n"sv},
@@ -77,7 +78,12 @@ bool looks_like_text(std::string_view head) noexcept {
 [[noreturn]] void refuse(std::span<const std::byte> bytes, const std::string& name) {
   const std::string_view text = as_text(bytes);
   for (const Foreign& foreign : kForeign) {
-    if (is_of(foreign, text)) throw_unsupported(fmt::format("{} file", foreign.kind), name);
+    if (!is_of(foreign, text)) continue;
+    if (foreign.library == nullptr) throw_unsupported(fmt::format("{} file", foreign.kind), name);
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("image {} is {} file, which this build, without {}, does not read; run "
+                            "tools/setup.sh --images and build again, or {}",
+                            name, foreign.kind, foreign.library, kCure));
   }
   for (const Foreign& video : kVideos) {
     if (!is_of(video, text)) continue;
@@ -131,6 +137,8 @@ constexpr std::array kFormats = {
     Format{"BMP", is_bmp, read_bmp_header, decode_bmp},
     Format{"PNM", is_pnm, read_pnm_header, decode_pnm},
     Format{"TGA", is_tga, read_tga_header, decode_tga},
+    Format{"HEIC", is_heif, read_heif_header, decode_heif},
+    Format{"TIFF", is_tiff, read_tiff_header, decode_tiff},
 };
 
 const Format& format_of(std::span<const std::byte> bytes, const std::string& name) {
@@ -183,6 +191,7 @@ Image apply_orientation(Image image, int orientation) {
   Image upright;
   upright.height = transposed ? image.width : image.height;
   upright.width = transposed ? image.height : image.width;
+  upright.warnings = std::move(image.warnings);
   upright.rgb.resize(image.rgb.size());
 
   const std::ptrdiff_t row_step = (flip_rows ? -3 : 3) * stored_width;
@@ -272,6 +281,47 @@ void throw_damaged(const char* format, const std::string& name, const std::strin
   throw Error(ErrorCode::kCorruptFile,
               fmt::format("image {} is a damaged {} ({}); copy or download it again", name, format,
                           detail));
+}
+
+std::string percent(double share) {
+  const double least = share > 0 ? 0.1 : 0;
+  const double most = share < 1 ? 99.9 : 100;
+  return fmt::format("{:.1f} %", std::clamp(100 * share, least, most));
+}
+
+std::vector<std::string> warn_of_missing(double missing, const char* format,
+                                         const std::string& name, const std::string& detail) {
+  if (missing <= 0) return {};
+  const bool refused = missing > kMostMissing;
+  const std::string found =
+      detail.empty()
+          ? fmt::format("is a {} that ends early{}", format, refused ? " (truncated)" : "")
+          : fmt::format("is a damaged {} ({})", format, detail);
+  const std::string message =
+      fmt::format("image {} {}: {} of its pixels are missing; copy or download it again", name,
+                  found, percent(missing));
+  if (refused) throw Error(ErrorCode::kCorruptFile, message);
+  return {message};
+}
+
+std::vector<std::string> warn_of_missing_end(const char* format, const std::string& name) {
+  return {fmt::format("image {} is a {} that ends early: its pixels are whole, but metadata such as "
+                      "its orientation may be missing; copy or download it again",
+                      name, format)};
+}
+
+std::vector<std::string> warn_of_clipped(double clipped, const char* format,
+                                         const std::string& name) {
+  if (clipped <= 0) return {};
+  return {fmt::format("image {} is a {} of 16-bit grey, which is clipped at 255 as in Pillow: {} of "
+                      "its pixels become white; convert it to 8 bits first",
+                      name, format, percent(clipped))};
+}
+
+std::vector<std::byte> with_zeros(std::span<const std::byte> bytes, size_t needed) {
+  std::vector<std::byte> padded(bytes.begin(), bytes.end());
+  padded.resize(std::max(needed, padded.size()));
+  return padded;
 }
 
 void throw_unsupported(const std::string& detail, const std::string& name) {

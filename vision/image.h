@@ -16,6 +16,8 @@ struct Image {
   int width = 0;
   std::vector<uint8_t> rgb;  // (height, width, 3)
   std::string name{};        ///< the file, fit for messages; may be empty
+  /// What of the file is not in `rgb`: one sentence each, which names the image.
+  std::vector<std::string> warnings{};
 };
 
 /// What the headers of a picture say, found without decoding a pixel.
@@ -38,8 +40,11 @@ enum class Orientation : uint8_t { kApply, kIgnore };
 /// format is told from the bytes, not from the name.
 ///
 /// `name` is only used in messages, which show it without controls and without the beginning of a
-/// very long one. Throws Error{kCorruptFile}: empty, not an image, truncated (a JPEG that ends
-/// early included), damaged, larger than 2^28 pixels or 65535 pixels on a side;
+/// very long one. An image that ends early or is damaged is decoded up to there, with a warning
+/// that states the share of its pixels that is lost (a missing end mark alone loses none); so is
+/// one whose samples were clipped. Throws Error{kCorruptFile}: empty, not an image, more than two
+/// thirds of its pixels (or an unknown share) lost, larger than 2^28 pixels or 65535 pixels on a
+/// side;
 /// Error{kOutOfMemory}; Error{kUnsupported} for a picture format or variant that is recognised
 /// (TIFF, HEIC, ...) but not built in, naming it.
 Image decode_image(std::span<const std::byte> bytes, const std::string& name,

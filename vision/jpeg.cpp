@@ -15,8 +15,9 @@
 #include "vision/decoders.h"
 #include "vision/exif.h"
 
-// JPEG through libjpeg-turbo, as Pillow decodes it: CMYK and YCCK to RGB, a file that ends early or
-// is damaged refused. libjpeg leaves by longjmp, so whatever it may leave is called through one
+// JPEG through libjpeg-turbo, as Pillow decodes it: CMYK and YCCK to RGB. Where data is missing or
+// damaged, the iMCU row of the first sign of it says which share of the pixels is lost; what comes
+// after the last row (an end mark or not, other bytes) loses none. libjpeg leaves by longjmp, so whatever it may leave is called through one
 // guard and owns nothing.
 namespace kvlm {
 
@@ -32,6 +33,14 @@ constexpr int64_t kScansOfAnySize = 20;
 constexpr int64_t kMaxScannedPixels = int64_t{1} << 31;
 // A Huffman-coded JPEG needs a bit for at most 32 x 32 pixels.
 constexpr int64_t kPixelsPerByte = int64_t{32} * 32 * 8;
+// Bytes between the last row and the end mark: a few are padding, more are data that belong to
+// pixels which were decoded from something else.
+constexpr int kPaddingBytes = 8;
+// A block of a disk or a download that was never written is a run of zeros. Scans of flat images
+// have some, too: one is a hole if it is as long as a block, or the last of the data.
+constexpr size_t kHoleBytes = 4096;
+constexpr size_t kLastHoleBytes = 64;
+constexpr size_t kBytesReadAhead = 8;  // of the decoder, at most
 
 /// libjpeg's state and what its callbacks report. libjpeg leaves a failing call by longjmp, which
 /// must not pass over destructors: only the functions below marked "guarded" call libjpeg; they
@@ -43,8 +52,16 @@ struct JpegReader {
   std::jmp_buf on_error;
   int error_code = 0;
   std::array<char, JMSG_LENGTH_MAX> message{};
-  bool ends_early = false;
-  bool damaged = false;
+  bool ends_early = false;  // libjpeg made up the end mark
+  bool damaged = false;     // a code that cannot be
+  double lost = 0;          // share of the pixels from the first sign of missing or wrong data on
+  int left_over = 0;        // bytes of data at the end of a scan or restart interval, at most
+  int64_t signs = 0;        // of missing or wrong data: in a restart interval each, if there are any
+  bool rest_is_lost = false;
+  size_t bytes = 0;  // of the file
+  /// Bytes that were read before each iMCU row, of a file of one scan. Zero: unknown.
+  std::vector<size_t> row_starts;
+  size_t rows_known = 0;  // of row_starts
 
   JpegReader() noexcept;
   ~JpegReader() { jpeg_destroy_decompress(&codec); }
@@ -67,21 +84,74 @@ void remember_message(j_common_ptr codec) noexcept {
   std::longjmp(reader.on_error, 1);
 }
 
-/// Keeps the first sign that pixels are missing or wrong. Stray bytes between markers and odd
-/// version numbers are common in files that decode well.
+/// How many bytes the decoder has taken.
+size_t position(const JpegReader& reader) noexcept {
+  return reader.bytes - std::min(reader.bytes, reader.codec.src->bytes_in_buffer);
+}
+
+/// The share of the pixels that the data from byte `at` on hold, of a file of one scan.
+double share_from(const JpegReader& reader, size_t at) noexcept {
+  const std::span starts(reader.row_starts.data(), reader.rows_known);
+  const auto after = std::ranges::upper_bound(starts, at);
+  if (after == starts.begin()) return 1;
+  const auto row = static_cast<double>(after - starts.begin() - 1);
+  const auto into = static_cast<double>(at - *(after - 1));
+  // Of the row that was not finished: as long as the mean of those before.
+  const double row_bytes =
+      after != starts.end() ? static_cast<double>(*after - *(after - 1))
+      : row > 0             ? static_cast<double>(starts.back() - starts.front()) / row
+                            : 0;
+  const double within = row_bytes > 0 ? std::min(into / row_bytes, 1.0) : 0;
+  const auto rows = static_cast<double>(reader.codec.total_iMCU_rows);
+  return std::max(1 - (row + within) / rows, 0.0);
+}
+
+/// Keeps the first sign that pixels are missing or wrong, where rows are still to come.
+void note_loss(JpegReader& reader) noexcept {
+  const jpeg_decompress_struct& codec = reader.codec;
+  const bool in_scan =
+      codec.input_scan_number > 0 && codec.input_iMCU_row < codec.total_iMCU_rows;
+  if (!in_scan) return;
+  ++reader.signs;
+  if (reader.lost > 0) return;
+  const double rows = static_cast<double>(codec.total_iMCU_rows);
+  reader.lost = 1 - static_cast<double>(codec.input_iMCU_row) / rows;
+  // The decoder may have read further than the row: less of it is lost.
+  if (reader.rows_known > codec.input_iMCU_row) {
+    reader.lost = std::clamp(share_from(reader, position(reader)), 1e-6, reader.lost);
+  }
+}
+
+/// Odd version numbers and stray bytes between headers are common in files that decode well.
 void note_warning(j_common_ptr codec, int level) {
   if (level >= 0) return;  // a trace message
   JpegReader& reader = reader_of(codec);
   switch (codec->err->msg_code) {
     case JWRN_ADOBE_XFORM:
-    case JWRN_EXTRANEOUS_DATA:
     case JWRN_JFIF_MAJOR:
       break;
-    case JWRN_JPEG_EOF:
-    case JWRN_HIT_MARKER:
+    case JWRN_EXTRANEOUS_DATA: {
+      const int marker = codec->err->msg_parm.i[1];
+      const bool in_scans = reader.codec.input_scan_number > 0 && !reader.ends_early;
+      const bool scan_ends = marker == JPEG_EOI || (marker >= JPEG_RST0 && marker <= JPEG_RST0 + 7);
+      if (in_scans && (scan_ends || jpeg_has_multiple_scans(&reader.codec) != 0)) {
+        reader.left_over = std::max(reader.left_over, codec->err->msg_parm.i[0]);
+        reader.signs += codec->err->msg_parm.i[0] > kPaddingBytes;
+      }
+      break;
+    }
+    case JWRN_JPEG_EOF:  // the decoder reads ahead: nothing may be missing
       reader.ends_early = true;
       break;
+    case JWRN_MUST_RESYNC:
+      // The end mark comes in place of a restart mark: no interval that follows is there.
+      if (codec->err->msg_parm.i[0] == JPEG_EOI) reader.rest_is_lost = true;
+      [[fallthrough]];
+    case JWRN_HIT_MARKER:
+      note_loss(reader);
+      break;
     default:
+      note_loss(reader);
       if (!reader.damaged) remember_message(codec);
       reader.damaged = true;
       break;
@@ -117,19 +187,31 @@ bool read_header(JpegReader& reader, const unsigned char* data, size_t bytes) {
   jpeg_create_decompress(&reader.codec);
   reader.progress.progress_monitor = limit_scans;
   reader.codec.progress = &reader.progress;
+  reader.bytes = bytes;
   jpeg_mem_src(&reader.codec, data, bytes);
   jpeg_save_markers(&reader.codec, JPEG_APP0 + 1, 0xffff);
   jpeg_read_header(&reader.codec, TRUE);
   return true;
 }
 
+/// Notes where the next iMCU row begins, of a file of one scan.
+void note_row(JpegReader& reader) noexcept {
+  const size_t row = reader.codec.input_iMCU_row;
+  if (row >= reader.row_starts.size()) return;
+  // Rows that were read together begin where the first of them does.
+  const size_t at = position(reader);
+  while (reader.rows_known <= row) reader.row_starts[reader.rows_known++] = at;
+}
+
 /// Guarded. Decodes every row; `row` holds one of CMYK when the file is of that kind.
 bool read_rows(JpegReader& reader, unsigned char* rgb, unsigned char* row) {
   if (setjmp(reader.on_error) != 0) return false;
   jpeg_decompress_struct& codec = reader.codec;
+  note_row(reader);
   jpeg_start_decompress(&codec);
   const size_t width = codec.output_width;
   while (codec.output_scanline < codec.output_height) {
+    note_row(reader);
     unsigned char* out = rgb + size_t{codec.output_scanline} * width * 3;
     unsigned char* target = row != nullptr ? row : out;
     jpeg_read_scanlines(&codec, &target, 1);
@@ -145,8 +227,77 @@ bool read_rows(JpegReader& reader, unsigned char* rgb, unsigned char* row) {
       }
     }
   }
-  jpeg_finish_decompress(&codec);
+  note_row(reader);
   return true;
+}
+
+/// Guarded. Reads up to the end mark, for what lies before it; the pixels are decoded.
+bool read_end(JpegReader& reader) {
+  if (setjmp(reader.on_error) != 0) return false;
+  jpeg_finish_decompress(&reader.codec);
+  return true;
+}
+
+/// Where a hole begins in the data from `first` on; the end of the file if there is none.
+size_t find_hole(std::span<const std::byte> bytes, size_t first) noexcept {
+  size_t hole = bytes.size();
+  size_t longest = kHoleBytes - 1;
+  for (size_t at = first; at < bytes.size(); ++at) {
+    const size_t start = at;
+    while (at < bytes.size() && bytes[at] == std::byte{0}) ++at;
+    const bool last = at == bytes.size() || (at + 2 == bytes.size() && bytes[at] == std::byte{0xff});
+    if (at - start > longest || (last && at - start >= kLastHoleBytes)) {
+      longest = std::max(longest, at - start);
+      hole = std::min(hole, start);
+    }
+  }
+  return hole;
+}
+
+/// Whether data of the scans is known to be missing as a whole: the file ended between two.
+bool lacks_scans(const jpeg_decompress_struct& codec) noexcept {
+  for (int i = 0; i < codec.num_components; ++i) {
+    if (codec.comp_info[i].quant_table == nullptr) return true;  // no scan had it
+    if (codec.progressive_mode == 0) continue;
+    const auto& bits = codec.coef_bits[i];  // that are not known yet, of each coefficient
+    if (std::any_of(bits, bits + DCTSIZE2, [](int left) { return left != 0; })) return true;
+  }
+  return false;
+}
+
+/// Warns of pixels that are lost, or throws.
+void note_damage(const JpegReader& reader, bool scans_lack, std::span<const std::byte> bytes,
+                 DecodedImage& result, const std::string& name) {
+  double lost = reader.lost;
+  if ((reader.ends_early || lost > 0) && scans_lack) lost = 1;
+  const bool left_over = reader.left_over > kPaddingBytes;
+  std::string detail = reader.damaged && !reader.ends_early ? reader.message.data() : "";
+  bool known = !left_over;
+  const bool one_scan = reader.rows_known > 0;
+  if (one_scan && (left_over || lost > 0 || reader.ends_early)) {
+    // Zeros may have been decoded as pixels without a sign.
+    const size_t hole = find_hole(bytes, reader.row_starts[0]);
+    const double share = hole < bytes.size() ? share_from(reader, hole + kBytesReadAhead) : 0;
+    if (share > lost) {
+      lost = share;
+      known = true;
+      if (!reader.ends_early) detail = "a part of its data is zeros";
+    }
+  }
+  const jpeg_decompress_struct& codec = reader.codec;
+  if (one_scan && codec.restart_interval > 0 && reader.signs > 0 && !reader.rest_is_lost) {
+    const double mcus = static_cast<double>(codec.MCUs_per_row) * codec.MCU_rows_in_scan;
+    const double most = static_cast<double>(reader.signs) * codec.restart_interval / mcus;
+    lost = known && lost > 0 ? std::min(lost, most) : std::min(most, 1.0);
+    known = true;
+    if (left_over && detail.empty()) detail = "data between restart marks is left over";
+  }
+  if (!known) {
+    throw_damaged(kFormat, name, std::to_string(reader.left_over) +
+                                     " bytes of its data are left over, so an unknown share of "
+                                     "its pixels is wrong");
+  }
+  result.image.warnings = warn_of_missing(lost, kFormat, name, detail);
 }
 
 [[noreturn]] void throw_failure(const JpegReader& reader, const std::string& name) {
@@ -161,8 +312,7 @@ bool read_rows(JpegReader& reader, unsigned char* rgb, unsigned char* row) {
                         name);
     case JERR_OUT_OF_MEMORY:
       throw Error(ErrorCode::kOutOfMemory,
-                  " cannot be decoded: out of memory; scale it down first" + name +
-                      " needs more memory than there is; scale it down first");
+                  "image " + name + " cannot be decoded: out of memory; scale it down first");
     case JERR_INPUT_EOF:
     case JERR_INPUT_EMPTY:
       throw_truncated(kFormat, name);
@@ -229,11 +379,15 @@ DecodedImage decode_jpeg(std::span<const std::byte> bytes, const std::string& na
   result.image = allocate_image(codec.image_height, codec.image_width, name);
   result.orientation = find_orientation(codec);
   std::vector<unsigned char> row(cmyk ? size_t{codec.image_width} * 4 : 0);
+  if (jpeg_has_multiple_scans(&codec) == 0) {
+    reader.row_starts.resize(codec.image_height / DCTSIZE + 2);  // more than there are
+  }
   if (!read_rows(reader, result.image.rgb.data(), cmyk ? row.data() : nullptr)) {
     throw_failure(reader, name);
   }
-  if (reader.ends_early) throw_truncated(kFormat, name);
-  if (reader.damaged) throw_damaged(kFormat, name, reader.message.data());
+  const bool scans_lack = lacks_scans(codec);
+  read_end(reader);  // whatever it finds there
+  note_damage(reader, scans_lack, bytes, result, name);
   return result;
 }
 

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstring>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "vision/decoders.h"
 #include "vision/png_chunks.h"
@@ -20,6 +22,7 @@ namespace {
 constexpr char kFormat[] = "PNG";
 // Deflate shrinks at most 1032:1, and a byte holds up to 8 pixels.
 constexpr int64_t kPixelsPerByte = int64_t{1032} * 8;
+constexpr size_t kChunkHeaderBytes = 8;  // nothing else is read by so many in a part
 
 /// libpng's state and what its callbacks report. libpng leaves a failing call by longjmp, which
 /// must not pass over destructors: only the functions below marked "guarded" call what can fail;
@@ -30,6 +33,8 @@ struct PngReader {
   std::span<const std::byte> rest;  // not read yet
   std::array<char, 128> message{};
   bool ends_early = false;
+  size_t rows = 0;          // read, of all passes
+  size_t checked_rows = 0;  // before the chunk that is being read
 
   PngReader() noexcept = default;
   ~PngReader() { png_destroy_read_struct(&codec, &info, nullptr); }
@@ -51,6 +56,7 @@ void read_bytes(png_structp codec, png_bytep out, size_t count) {
     reader.ends_early = true;
     png_error(codec, "end of file");
   }
+  if (count == kChunkHeaderBytes) reader.checked_rows = reader.rows;
   std::memcpy(out, reader.rest.data(), count);
   reader.rest = reader.rest.subspan(count);
 }
@@ -89,16 +95,39 @@ bool choose_conversion(PngReader& reader, bool grey16) {
   return true;
 }
 
-/// Guarded. Decodes the pixels, `stride` bytes from row to row, and reads up to the end mark.
-bool read_rows(PngReader& reader, png_bytep pixels, size_t stride) {
+/// Guarded. Decodes the pixels, `stride` bytes from row to row, and reads up to the end mark. Where
+/// `part`, byte by byte, so that nothing is lost before the place where the file ends; pixels of
+/// passes that are missing are those of the passes before.
+bool read_rows(PngReader& reader, png_bytep pixels, size_t stride, bool part) {
   if (setjmp(png_jmpbuf(reader.codec)) != 0) return false;
+  if (part) png_set_compression_buffer_size(reader.codec, 1);
   const int passes = png_set_interlace_handling(reader.codec);
   const png_uint_32 rows = png_get_image_height(reader.codec, reader.info);
   for (int pass = 0; pass < passes; ++pass) {
-    for (png_uint_32 y = 0; y < rows; ++y) png_read_row(reader.codec, pixels + y * stride, nullptr);
+    for (png_uint_32 y = 0; y < rows; ++y, ++reader.rows) {
+      png_bytep row = pixels + y * stride;
+      png_read_row(reader.codec, part ? nullptr : row, part ? row : nullptr);
+    }
   }
   png_read_end(reader.codec, nullptr);
   return true;
+}
+
+/// The share of the pixels that are in the first `rows` rows of all passes.
+double share_of_rows(const PngReader& reader, size_t rows) noexcept {
+  const size_t height = png_get_image_height(reader.codec, reader.info);
+  if (png_get_interlace_type(reader.codec, reader.info) == PNG_INTERLACE_NONE) {
+    return static_cast<double>(rows) / static_cast<double>(height);
+  }
+  constexpr std::array kPassShares = {1.0 / 64, 1.0 / 64, 1.0 / 32, 1.0 / 16,
+                                      1.0 / 8,  1.0 / 4,  1.0 / 2};
+  double share = 0;
+  for (const double of_pass : kPassShares) {
+    const size_t read = std::min(rows, height);
+    share += of_pass * static_cast<double>(read) / static_cast<double>(height);
+    rows -= read;
+  }
+  return share;
 }
 
 [[noreturn]] void throw_failure(const PngReader& reader, const std::string& name) {
@@ -141,32 +170,26 @@ std::optional<std::array<uint8_t, 3>> transparent_colour(const PngReader& reader
 }
 
 /// Widens rows of 16-bit grey, each of which stands at the beginning of a row of RGB, in place.
-/// Pillow clips such samples at 255 instead of scaling them, so most such pictures come out white;
-/// the models' own loaders do the same.
-void widen_grey16(Image& image) noexcept {
+/// Pillow clips such samples at 255 instead of scaling them, so most such images come out white;
+/// the models' own loaders do the same. Returns the share of the samples that were clipped.
+double widen_grey16(Image& image) noexcept {
   const auto width = static_cast<size_t>(image.width);
+  size_t clipped = 0;
   for (auto row = image.rgb.begin(); row != image.rgb.end();
        row += static_cast<std::ptrdiff_t>(3 * width)) {
     for (size_t x = width; x-- > 0;) {  // from the end, where nothing unread is overwritten
       const auto sample = row + static_cast<std::ptrdiff_t>(2 * x);
       const uint8_t grey = sample[0] != 0 ? uint8_t{255} : sample[1];
+      clipped += sample[0] != 0;
       std::fill_n(row + static_cast<std::ptrdiff_t>(3 * x), 3, grey);
     }
   }
+  return static_cast<double>(clipped) / static_cast<double>(image.rgb.size() / 3);
 }
 
-}  // namespace
-
-ImageHeader read_png_header(std::span<const std::byte> bytes, const std::string& name) {
-  PngReader reader;
-  reader.rest = bytes;
-  if (!read_header(reader)) throw_failure(reader, name);
-  return {.height = png_get_image_height(reader.codec, reader.info),
-          .width = png_get_image_width(reader.codec, reader.info),
-          .orientation = png_orientation(bytes)};
-}
-
-DecodedImage decode_png(std::span<const std::byte> bytes, const std::string& name) {
+/// Decodes what there is of the pixels; nothing if that is not all of them and not `part`.
+std::optional<DecodedImage> decode(std::span<const std::byte> bytes, const std::string& name,
+                                   bool part) {
   PngReader reader;
   reader.rest = bytes;
   if (!read_header(reader)) throw_failure(reader, name);
@@ -185,13 +208,43 @@ DecodedImage decode_png(std::span<const std::byte> bytes, const std::string& nam
   }
   DecodedImage result;
   result.image = allocate_image(height, width, name);
-  if (!read_rows(reader, result.image.rgb.data(), static_cast<size_t>(width) * 3)) {
-    throw_failure(reader, name);
+  uint8_t* pixels = result.image.rgb.data();
+  if (!read_rows(reader, pixels, static_cast<size_t>(width) * 3, part)) {
+    // A chunk that is damaged may be wrong from its beginning; what ends early is right before.
+    const std::string message = reader.message.data();
+    const double missing =
+        1 - share_of_rows(reader, reader.ends_early ? reader.rows : reader.checked_rows);
+    if (!part && (missing > 0 || !reader.ends_early)) return std::nullopt;
+    if (missing <= 0 && !reader.ends_early) throw_failure(reader, name);
+    result.image.warnings =
+        missing > 0 ? warn_of_missing(missing, kFormat, name, reader.ends_early ? "" : message)
+                    : warn_of_missing_end(kFormat, name);
   }
-  if (grey16) widen_grey16(result.image);
+  if (grey16) {
+    for (std::string& warning : warn_of_clipped(widen_grey16(result.image), kFormat, name)) {
+      result.image.warnings.push_back(std::move(warning));
+    }
+  }
   if (key) whiten(result.image, *key);
   result.orientation = png_orientation(bytes);
   return result;
+}
+
+}  // namespace
+
+ImageHeader read_png_header(std::span<const std::byte> bytes, const std::string& name) {
+  PngReader reader;
+  reader.rest = bytes;
+  if (!read_header(reader)) throw_failure(reader, name);
+  return {.height = png_get_image_height(reader.codec, reader.info),
+          .width = png_get_image_width(reader.codec, reader.info),
+          .orientation = png_orientation(bytes)};
+}
+
+DecodedImage decode_png(std::span<const std::byte> bytes, const std::string& name) {
+  std::optional<DecodedImage> image = decode(bytes, name, /*part=*/false);
+  if (!image) image = decode(bytes, name, /*part=*/true);
+  return *std::move(image);
 }
 
 }  // namespace kvlm

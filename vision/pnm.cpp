@@ -116,18 +116,30 @@ DecodedImage decode_pnm(std::span<const std::byte> bytes, const std::string& nam
   check_size(header.height, header.width, kFormat, name);
   const bool wide = header.max_value > 255;
   const int64_t count = header.height * header.width * header.channels;
-  if (static_cast<int64_t>(header.samples.size()) < count * (wide ? 2 : 1)) {
-    throw_truncated(kFormat, name);
-  }
+  const auto needed = static_cast<size_t>(count * (wide ? 2 : 1));
+  const size_t missing = needed - std::min(needed, header.samples.size());
+  auto warnings = warn_of_missing(static_cast<double>(missing) / static_cast<double>(needed),
+                                  kFormat, name);
+  const auto samples = std::as_bytes(std::span(header.samples));
+  std::vector<std::byte> padded;
+  if (missing > 0) padded = with_zeros(samples, needed);
   const std::vector<uint8_t> table = sample_table(header);
-  const auto* in = reinterpret_cast<const uint8_t*>(header.samples.data());
+  const auto* in = reinterpret_cast<const uint8_t*>((missing > 0 ? padded : samples).data());
   DecodedImage result;
   result.image = allocate_image(header.height, header.width, name);
+  result.image.warnings = std::move(warnings);
   const int copies = 3 / header.channels;  // grey is replicated
+  const bool wide_grey = wide && header.channels == 1;
+  int64_t clipped = 0;
   for (auto out = result.image.rgb.begin(); out != result.image.rgb.end(); out += copies) {
     size_t sample = *in++;
     if (wide) sample = sample << 8 | *in++;
     std::fill_n(out, copies, table[sample]);
+    clipped += wide_grey && scaled(static_cast<int64_t>(sample), header.max_value, 65535) > 255;
+  }
+  const auto clipped_share = static_cast<double>(clipped) / static_cast<double>(count);
+  for (std::string& warning : warn_of_clipped(clipped_share, kFormat, name)) {
+    result.image.warnings.push_back(std::move(warning));
   }
   return result;
 }

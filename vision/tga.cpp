@@ -77,17 +77,32 @@ bool is_known(const TgaHeader& header) noexcept {
   }
 }
 
-/// Throws unless run-length coded `data` hold that many pixels.
-void check_runs(std::span<const std::byte> data, size_t pixels, size_t pixel_bytes,
-                const std::string& name) {
-  size_t at = 0;
-  while (pixels > 0) {
-    if (at >= data.size()) throw_truncated(kFormat, name);
-    const size_t packet = u8(data, at);
+/// What of run-length coded data there is.
+struct Runs {
+  size_t bytes = 0;    // of whole packets
+  size_t missing = 0;  // pixels
+};
+
+Runs whole_runs(std::span<const std::byte> data, size_t pixels, size_t pixel_bytes) noexcept {
+  Runs runs{.bytes = 0, .missing = pixels};
+  while (runs.missing > 0 && runs.bytes < data.size()) {
+    const size_t packet = u8(data, runs.bytes);
     const size_t count = 1 + (packet & 127);
-    at += 1 + (packet >= 128 ? 1 : count) * pixel_bytes;
-    if (at > data.size()) throw_truncated(kFormat, name);
-    pixels -= std::min(pixels, count);
+    const size_t end = runs.bytes + 1 + (packet >= 128 ? 1 : count) * pixel_bytes;
+    if (end > data.size()) break;
+    runs.bytes = end;
+    runs.missing -= std::min(runs.missing, count);
+  }
+  return runs;
+}
+
+/// Packets of zeros for that many pixels.
+void append_runs(std::vector<std::byte>& data, size_t pixels, size_t pixel_bytes) {
+  while (pixels > 0) {
+    const size_t count = std::min<size_t>(pixels, 128);
+    data.push_back(static_cast<std::byte>(127 + count));
+    data.resize(data.size() + pixel_bytes);
+    pixels -= count;
   }
 }
 
@@ -122,12 +137,18 @@ DecodedImage decode_tga(std::span<const std::byte> bytes, const std::string& nam
   const size_t palette_at = kHeaderBytes + header.id_bytes;
   const size_t data_at = palette_at + header.palette_bytes();
   if (data_at > bytes.size()) throw_truncated(kFormat, name);
-  const auto data = bytes.subspan(data_at);
+  auto data = bytes.subspan(data_at);
   const size_t pixels = header.width * header.height;
-  if (header.run_lengths) {
-    check_runs(data, pixels, header.pixel_bytes(), name);
-  } else if (pixels * header.pixel_bytes() > data.size()) {
-    throw_truncated(kFormat, name);
+  const size_t pixel_bytes = header.pixel_bytes();
+  Runs runs{.bytes = data.size(), .missing = pixels - std::min(pixels, data.size() / pixel_bytes)};
+  if (header.run_lengths) runs = whole_runs(data, pixels, pixel_bytes);
+  auto warnings = warn_of_missing(
+      static_cast<double>(runs.missing) / static_cast<double>(pixels), kFormat, name);
+  std::vector<std::byte> padded;
+  if (runs.missing > 0) {
+    padded = with_zeros(data.first(runs.bytes), header.run_lengths ? 0 : pixels * pixel_bytes);
+    if (header.run_lengths) append_runs(padded, runs.missing, pixel_bytes);
+    data = padded;
   }
 
   // A header without what stb_image misunderstands: a palette that does not begin at 0 or belongs
@@ -163,6 +184,7 @@ DecodedImage decode_tga(std::span<const std::byte> bytes, const std::string& nam
   DecodedImage result;
   result.image = allocate_image(height, width, name);
   std::copy_n(rgb.get(), result.image.rgb.size(), result.image.rgb.begin());
+  result.image.warnings = std::move(warnings);
   if ((header.flags & 0x10) != 0) mirror_rows(result.image);
   return result;
 }

@@ -60,33 +60,25 @@ std::vector<int64_t> distinct_of(std::span<const int64_t> frames) {
 using OpenAnimation = std::unique_ptr<VideoFile> (*)(std::vector<std::byte> bytes,
                                                      const std::string& name);
 
-/// An animation, all of which is in memory unless it rests.
+/// An animation, whose file is in memory while it is opened and while frames are decoded.
 class AnimationFile final : public VideoFile {
  public:
-  AnimationFile(RegularFile file, std::unique_ptr<VideoFile> animation, OpenAnimation open)
-      : VideoFile(animation->info(), animation->times_s()),
-        file_(std::move(file)),
-        animation_(std::move(animation)),
-        open_(open) {
+  AnimationFile(RegularFile file, const VideoFile& animation, OpenAnimation open)
+      : VideoFile(animation.info(), animation.times_s()), file_(std::move(file)), open_(open) {
     file_.close();
   }
 
  private:
   void decode_frames(std::span<const int64_t> frames,
                      const std::function<void(Image)>& take) override {
-    if (animation_ != nullptr) {
-      animation_->decode(frames, take);
-      return;
-    }
     file_.reopen();
     std::vector<std::byte> bytes = file_.read(0, static_cast<size_t>(file_.bytes()));
     file_.close();
     open_(std::move(bytes), info().name)->decode(frames, take);
   }
-  void rest_frames(std::span<const int64_t>) override { animation_.reset(); }
+  void rest_frames(std::span<const int64_t>) override {}
 
   RegularFile file_;
-  std::unique_ptr<VideoFile> animation_;  // null: it rests
   OpenAnimation open_;
 };
 
@@ -118,8 +110,8 @@ std::unique_ptr<VideoFile> open_file(const std::filesystem::path& path, const st
   }
   std::vector<std::byte> bytes = file.read(0, static_cast<size_t>(file.bytes()));
   const OpenAnimation open = picture == "GIF" ? &open_gif_video : &open_webp_video;
-  std::unique_ptr<VideoFile> animation = open(std::move(bytes), name);
-  return std::make_unique<AnimationFile>(std::move(file), std::move(animation), open);
+  const std::unique_ptr<VideoFile> animation = open(std::move(bytes), name);
+  return std::make_unique<AnimationFile>(std::move(file), *animation, open);
 }
 
 }  // namespace
@@ -131,6 +123,14 @@ void throw_video(ErrorCode code, const std::string& name, std::string_view found
 void throw_no_frame(const std::string& name, std::string_view format) {
   throw_video(ErrorCode::kCorruptFile, name,
               fmt::format("is a {} without a frame; give a video of one frame or more", format));
+}
+
+void check_frame_size(int64_t height, int64_t width, const std::string& name) {
+  if (height * width > kMaxFramePixels) {
+    throw_video(ErrorCode::kCorruptFile, name,
+                fmt::format("is {} x {}, more than the limit of {} pixels; scale it down first",
+                            width, height, kMaxFramePixels));
+  }
 }
 
 void check_frame_count(int64_t frames, const std::string& name, int64_t most) {
@@ -150,8 +150,28 @@ void check_animation_pixels(int64_t pixels, const std::string& name) {
   }
 }
 
-double animation_delay_s(int64_t delay_ms) noexcept {
-  return static_cast<double>(delay_ms < 20 ? 100 : delay_ms) / 1000;
+int64_t animation_delay_ms(int64_t delay_ms) noexcept { return delay_ms < 20 ? 100 : delay_ms; }
+
+void set_duration(VideoInfo& info, int64_t duration_ms) noexcept {
+  info.duration_s = seconds_of(duration_ms);
+  // One rounding: 30 frames of 100 ms are 10 a second.
+  info.fps = static_cast<double>(info.frames * 1000) / static_cast<double>(duration_ms);
+}
+
+void warn_of_missing_frames(VideoInfo& info, int64_t missing) {
+  const auto all = static_cast<double>(info.frames + missing);
+  const double share = static_cast<double>(missing) / all;
+  const bool refused = share > kMostMissing;
+  const std::string lacking =
+      missing > 0 ? fmt::format("{} of {} frames are missing ({})", missing, info.frames + missing,
+                                percent(share))
+                  : fmt::format("only its first {} frame{} whole", info.frames,
+                                info.frames == 1 ? " is" : "s are");
+  const std::string found =
+      fmt::format("is a {} that ends early{}: {}; copy or download it again", info.format,
+                  refused ? " (truncated)" : "", lacking);
+  if (refused) throw_video(ErrorCode::kCorruptFile, info.name, found);
+  info.warnings.push_back(fmt::format("video {} {}", info.name, found));
 }
 
 void VideoFile::require_kept(std::span<const int64_t> frames) const {

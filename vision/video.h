@@ -23,6 +23,8 @@ struct VideoInfo {
   int width = 0;
   double fps = 0;         ///< frames a second, on average over all; 0: unknown
   double duration_s = 0;  ///< from the first frame to the end of the last; 0: unknown
+  /// What of the file is not among the frames: one sentence each, which names the video.
+  std::vector<std::string> warnings = {};
 };
 
 /// Frames of a video, in memory.
@@ -109,8 +111,10 @@ bool reads_video_files() noexcept;
 ///   that the decoder conceals or does not see is decoded as it does.
 ///
 /// Throws Error{kCorruptFile}: missing, no regular file or folder, without a frame, truncated or
-/// damaged where that shows without decoding, of more than 2^22 frames (WebP: 2^15), or of larger
-/// frames than decode_image takes (through FFmpeg: 2^26 pixels; animations: 2^34 pixels in all);
+/// damaged where that shows without decoding, of more than 2^22 frames (WebP: 2^15), of larger
+/// frames than 2^26 pixels (animations: 2^34 in all), or of an index larger than the file allows. A
+/// file that ends early has its whole frames and a warning; it is refused if more than two thirds
+/// are missing.
 /// Error{kUnsupported} for what needs FFmpeg in a build without, or is no video that it reads;
 /// Error{kInvalidArgument} for a path that holds a NUL; Error{kOutOfMemory}. Only that file or
 /// folder is read, whatever a file refers to.

@@ -6,6 +6,21 @@
 
 namespace kvlm {
 
+namespace {
+
+/// Decodes as many rows of an image that is not whole as there are; returns their number.
+double decode_rows(const WebPData& data, WebPDecoderConfig& config) {
+  WebPIDecoder* decoder = WebPIDecode(nullptr, 0, &config);
+  if (decoder == nullptr) throw std::bad_alloc();
+  WebPIUpdate(decoder, data.bytes, data.size);
+  int rows = 0;
+  if (WebPIDecGetRGB(decoder, &rows, nullptr, nullptr, nullptr) == nullptr) rows = 0;
+  WebPIDelete(decoder);
+  return rows;
+}
+
+}  // namespace
+
 ImageHeader read_webp_header(std::span<const std::byte> bytes, const std::string& name) {
   return read_webp_canvas(open_webp(bytes, name).get());
 }
@@ -16,6 +31,7 @@ DecodedImage decode_webp(std::span<const std::byte> bytes, const std::string& na
   check_size(header.height, header.width, kWebpFormat, name);
   WebPIterator frame;  // the whole picture, or the first of an animation, on a black canvas
   if (WebPDemuxGetFrame(demuxer.get(), 1, &frame) == 0) {
+    if (webp_is_cut(bytes)) throw_truncated(kWebpFormat, name);
     throw_damaged(kWebpFormat, name, "it has no image");
   }
   const WebPData data = frame.fragment;
@@ -32,8 +48,9 @@ DecodedImage decode_webp(std::span<const std::byte> bytes, const std::string& na
   if (WebPInitDecoderConfig(&config) == 0)
     throw_unsupported("made for another version of libwebp", name);
   // The container may say another size than the picture itself, which is what will be written.
-  if (WebPGetFeatures(data.bytes, data.size, &config.input) != VP8_STATUS_OK ||
-      config.input.width != width || config.input.height != height) {
+  const VP8StatusCode features = WebPGetFeatures(data.bytes, data.size, &config.input);
+  if (features == VP8_STATUS_NOT_ENOUGH_DATA) throw_truncated(kWebpFormat, name);
+  if (features != VP8_STATUS_OK || config.input.width != width || config.input.height != height) {
     throw_damaged(kWebpFormat, name, "its sizes differ");
   }
   DecodedImage result;
@@ -45,17 +62,19 @@ DecodedImage decode_webp(std::span<const std::byte> bytes, const std::string& na
   config.output.u.RGBA.rgba = result.image.rgb.data() + top * stride + left * 3;
   config.output.u.RGBA.stride = static_cast<int>(stride);
   config.output.u.RGBA.size = static_cast<size_t>((height - 1) * stride + width * 3);
-  switch (WebPDecode(data.bytes, data.size, &config)) {
-    case VP8_STATUS_OK:
-      return result;
-    case VP8_STATUS_OUT_OF_MEMORY:
-      throw std::bad_alloc();
-    case VP8_STATUS_NOT_ENOUGH_DATA:
-    case VP8_STATUS_SUSPENDED:
-      throw_truncated(kWebpFormat, name);
-    default:
-      throw_damaged(kWebpFormat, name, "its pixels cannot be decoded");
+  const VP8StatusCode status = WebPDecode(data.bytes, data.size, &config);
+  if (status == VP8_STATUS_OUT_OF_MEMORY) throw std::bad_alloc();
+  if (status != VP8_STATUS_OK) {
+    const double missing = 1 - decode_rows(data, config) / static_cast<double>(height);
+    const bool cut = status == VP8_STATUS_NOT_ENOUGH_DATA || status == VP8_STATUS_SUSPENDED;
+    const char* detail = cut ? "" : "its pixels cannot be decoded";
+    if (missing <= 0 && !cut) throw_damaged(kWebpFormat, name, detail);
+    result.image.warnings = warn_of_missing(missing, kWebpFormat, name, detail);
   }
+  if (webp_is_cut(bytes) && result.image.warnings.empty()) {
+    result.image.warnings = warn_of_missing_end(kWebpFormat, name);
+  }
+  return result;
 }
 
 }  // namespace kvlm

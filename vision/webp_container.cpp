@@ -8,8 +8,6 @@ namespace kvlm {
 
 namespace {
 
-constexpr size_t kRiffHeaderBytes = 8;
-
 /// The first metadata chunk of that name; empty without one.
 std::span<const std::byte> metadata(const WebPDemuxer* demuxer, const char* chunk_name) {
   WebPChunkIterator chunk;
@@ -23,15 +21,23 @@ std::span<const std::byte> metadata(const WebPDemuxer* demuxer, const char* chun
 
 }  // namespace
 
-WebpDemuxer open_webp(std::span<const std::byte> bytes, const std::string& name) {
-  const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
-  if (bytes.size() < kRiffHeaderBytes) throw_truncated(kWebpFormat, name);
+bool webp_is_cut(std::span<const std::byte> bytes) noexcept {
+  if (bytes.size() < kRiffHeaderBytes) return true;
   uint64_t said = kRiffHeaderBytes;
-  for (size_t i = 0; i < 4; ++i) said += uint64_t{data[4 + i]} << 8 * i;
-  if (said > bytes.size()) throw_truncated(kWebpFormat, name);
-  const WebPData file{data, bytes.size()};
-  WebpDemuxer demuxer(WebPDemux(&file));
-  if (demuxer == nullptr) throw_damaged(kWebpFormat, name, "its chunks do not fit together");
+  for (size_t i = 0; i < 4; ++i) said += std::to_integer<uint64_t>(bytes[4 + i]) << 8 * i;
+  return said > bytes.size();
+}
+
+WebpDemuxer open_webp(std::span<const std::byte> bytes, const std::string& name) {
+  const bool cut = webp_is_cut(bytes);
+  const WebPData file{reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()};
+  WebPDemuxState state = WEBP_DEMUX_PARSE_ERROR;
+  WebpDemuxer demuxer(WebPDemuxPartial(&file, &state));
+  const bool begun = demuxer != nullptr && state != WEBP_DEMUX_PARSING_HEADER;
+  if (!begun || (!cut && state != WEBP_DEMUX_DONE)) {
+    if (cut) throw_truncated(kWebpFormat, name);
+    throw_damaged(kWebpFormat, name, "its chunks do not fit together");
+  }
   return demuxer;
 }
 

@@ -20,8 +20,13 @@ struct WebpDemuxDeleter {
 };
 using WebpDemuxer = std::unique_ptr<WebPDemuxer, WebpDemuxDeleter>;
 
+inline constexpr size_t kRiffHeaderBytes = 8;
+
+/// Whether a file is shorter than it says.
+bool webp_is_cut(std::span<const std::byte> bytes) noexcept;
+
 /// Reads the container of a file, which must outlive it: sizes, frames and where the metadata are;
-/// no pixel. Throws Error{kCorruptFile}.
+/// no pixel. Of one that is cut, what there is. Throws Error{kCorruptFile}.
 WebpDemuxer open_webp(std::span<const std::byte> bytes, const std::string& name);
 
 /// The canvas and how it is turned.

@@ -92,6 +92,7 @@ class InternVl final : public FamilyModel {
                                      const SamplingRequest& request) const override;
   VisualText clip_text(const Clip& clip) const override;
   VisualInput prepare_clip(const DecodedClip& clip) const override;
+  Image fit_frame(const Clip& clip, Image frame) const override;
   VisualRows encode(std::span<const VisualInput* const> visuals, Stream& stream,
                     const Tap& tap) override;
 
@@ -165,13 +166,15 @@ VisualText InternVl::clip_text(const Clip& clip) const {
 }
 
 VisualInput InternVl::prepare_clip(const DecodedClip& clip) const {
+  std::vector<Image> tiles;
+  for (const Image& frame : clip.frames) tiles.push_back(fit_frame(clip.clip, frame));
+  return cut(tiles, frame_table_);
+}
+
+Image InternVl::fit_frame(const Clip& /*clip*/, Image frame) const {
   const PreprocessSpec& spec = pixels_.frame;
   const int tile = pixels_.tiling.tile;
-  std::vector<Image> tiles;
-  for (const Image& frame : clip.frames) {
-    tiles.push_back(resize(frame, tile, tile, spec.resample, spec.resize_backend));
-  }
-  return cut(tiles, frame_table_);
+  return resize(frame, tile, tile, spec.resample, spec.resize_backend);
 }
 
 VisualInput InternVl::cut(std::span<const Image> tiles, const NormalizationTable& table) const {

@@ -170,6 +170,9 @@ class LlavaOnevision final : public LlavaModel {
     return {pictures_.frames.cut(clip.frames, patches()), clip_rows(frames),
             pack_frames(frames, side_)};
   }
+  Image fit_frame(const Clip& /*clip*/, Image frame) const override {
+    return fit(frame, pictures_.frames.spec);
+  }
 
  private:
   /// As the reference does with the pictures of a conversation.

@@ -62,6 +62,9 @@ class QwenVl final : public FamilyModel {
   }
   VisualText clip_text(const Clip& clip) const override;
   VisualInput prepare_clip(const DecodedClip& clip) const override;
+  Image fit_frame(const Clip& clip, Image frame) const override {
+    return processor_.fit(clip, frame);
+  }
   VisualRows encode(std::span<const VisualInput* const> visuals, Stream& stream,
                     const Tap& tap) override;
   PromptPositions positions(std::span<const PositionSpan> spans) const override {

@@ -57,6 +57,9 @@ class RecordingModel : public Model {
     return model_->sample_frames(info, request);
   }
   VisualText clip_text(const Clip& clip) const override { return model_->clip_text(clip); }
+  Image fit_frame(const Clip& clip, Image frame) const override {
+    return model_->fit_frame(clip, std::move(frame));
+  }
   VisualInput prepare_clip(const DecodedClip& clip) const override {
     ++prepared_;
     return model_->prepare_clip(clip);

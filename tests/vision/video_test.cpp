@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tests/vision/test_images.h"
@@ -225,7 +226,7 @@ TEST(Video, FoldersThatAreNoVideo) {
   folder.file("b.ppm", "P6 2 1 255 abcdef");
   EXPECT_THAT(message(), AllOf(StartsWith("video "), HasSubstr("a frame of another size"),
                                HasSubstr("frame 1 is 2 x 1, the first is 1 x 1")));
-  folder.file("b.ppm", "P6 2 1 255 abc");
+  folder.file("b.ppm", "P6 4 1 255 abc");
   EXPECT_THAT(message(), AllOf(HasSubstr("b.ppm"), HasSubstr("truncated")));
 }
 
@@ -272,8 +273,11 @@ TEST(Video, AnimationsThatAreNone) {
                     HasSubstr("8 x 8")));
   const std::string large = "GIF89a" + u16(65535) + u16(65535) + "\0\0\0"s;
   EXPECT_THAT(message(large + gif_picture(0, 0, 1, 1) + ";"), HasSubstr("65535 x 65535 pixels"));
-  std::string many = "GIF89a" + u16(16384) + u16(16384) + "\0\0\0"s;
-  for (int i = 0; i < 65; ++i) many += gif_picture(0, 0, 16384, 16384);
+  const std::string above = "GIF89a" + u16(8193) + u16(8192) + "\0\0\0"s;
+  EXPECT_THAT(message(above + gif_picture(0, 0, 1, 1) + ";"),
+              HasSubstr("is 8193 x 8192, more than the limit of 67108864 pixels"));
+  std::string many = "GIF89a" + u16(8192) + u16(8192) + "\0\0\0"s;
+  for (int i = 0; i < 257; ++i) many += gif_picture(0, 0, 8192, 8192);
   EXPECT_THAT(message(many), AllOf(HasSubstr("more than 17179869184 pixels in all")));
   const auto opened = open_video(folder.file("b.gif", screen + gif_picture(0, 0, 8, 8) + ";"));
   const std::vector<int64_t> first = {0};
@@ -289,21 +293,60 @@ std::unique_ptr<VideoFile> open_bytes(std::span<const std::byte> bytes, const st
 
 constexpr std::array kDamaged = {"mixed16.gif", "grey2.gif", "parts.webp", "lossy_alpha.webp"};
 
-TEST(Video, TruncatedAnimationsAreRefused) {
+TEST(Video, TruncatedAnimationsSaySo) {
   for (const char* name : kDamaged) {
     const auto whole = test::file_bytes(video_data() / name);
     const int64_t frames = open_bytes(whole, name)->info().frames;
     for (size_t length = 13; length < whole.size(); ++length) {
-      try {  // a GIF may end behind any of its pictures
+      try {  // a GIF may end after any of its images
         const auto file = open_bytes(std::span(whole).first(length), name);
         const bool whole_but_its_mark = length == whole.size() - 1;
         EXPECT_LT(file->info().frames, frames + (whole_but_its_mark ? 1 : 0)) << name << length;
+        file->decode(all_of(*file), [](const Image&) {});
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::kCorruptFile);
         EXPECT_THAT(error.what(), HasSubstr("truncated")) << name << ' ' << length;
       }
     }
   }
+}
+
+/// A GIF of that many frames with that delay each.
+std::string gif_of_frames(int frames, int delay_cs) {
+  std::string file = "GIF89a" + u16(8) + u16(8) + "\0\0\0"s;
+  for (int i = 0; i < frames; ++i) {
+    file += "!\xf9\x04\0"s + u16(delay_cs) + "\0\0"s + gif_picture(0, 0, 8, 8);
+  }
+  return file + ";";
+}
+
+TEST(Video, RatesAreRoundedOnce) {
+  const TemporaryFolder folder;
+  for (const auto& [frames, delay_cs, fps] :
+       {std::tuple(30, 10, 10.0), {7, 4, 25.0}, {90, 5, 20.0}, {33, 20, 5.0}}) {
+    const auto file = open_video(folder.file("a.gif", gif_of_frames(frames, delay_cs)));
+    EXPECT_EQ(file->info().fps, fps);
+    EXPECT_EQ(file->times_s().back(), (frames - 1) * delay_cs / 100.0);
+    EXPECT_EQ(file->info().duration_s, frames * delay_cs / 100.0);
+  }
+}
+
+TEST(Video, AFolderCountsWhatItLeavesOut) {
+  const TemporaryFolder folder;
+  for (const char* name : {"a.ppm", "b.jpe", "c.apng", "d.jfif"}) {
+    folder.file(name, "P6 1 1 255 abc");
+  }
+  EXPECT_THAT(open_video(folder.path())->info().warnings, ::testing::IsEmpty());
+  EXPECT_EQ(open_video(folder.path())->info().frames, 4);
+  const auto png = test::data_file("rgb8.png");
+  const std::string text(reinterpret_cast<const char*>(png.data()), png.size());
+  folder.file("e", text);
+  folder.file("f", text);
+  folder.file("README", "P6 is no image");
+  const auto file = open_video(folder.path());
+  EXPECT_EQ(file->info().frames, 4);
+  EXPECT_THAT(file->info().warnings,
+              ::testing::ElementsAre(AllOf(HasSubstr("leaves out 2 files"), HasSubstr(".png"))));
 }
 
 TEST(Video, DamageIsAnErrorOrAVideo) {

@@ -17,6 +17,7 @@
 #include "runtime/clip_file.h"
 #include "runtime/forced_run.h"
 #include "tools/common/input_text.h"
+#include "tools/common/messages.h"
 #include "tools/common/visual_options.h"
 #include "tools/run/records.h"
 #include "vision/image.h"
@@ -152,6 +153,9 @@ EncodedPrompt encode_record(Session& session, const ForcedRecord& record,
                     cure_of_long_prompt(clips, "use fewer images or a shorter prompt"));
     std::vector<DecodedClip> decoded;
     for (const OpenClip& open : open_clips) decoded.push_back(open.decode());
+    for (const std::string& warning : warnings_of(images, decoded)) {
+      print_message("vlm-kv: warning: {}\n", warning);
+    }
     return encode_prompt(model, messages, images, decoded, session.stream());
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("{}: {}", record.where, error.what()));

@@ -154,6 +154,7 @@ class Batch {
       const int key = generator().admit(std::move(prepared.request), {},
                                         next_record != nullptr ? &next_record->request : nullptr);
       note_memory();
+      for (const std::string& warning : warnings) log_.warn(*record, warning);
       running_.push_back(
           {key, record, std::move(prepared.clips), max_tokens, std::move(warnings)});
     } catch (const std::exception&) {
@@ -234,12 +235,13 @@ class Batch {
         entry = running_.erase(entry);
         continue;
       }
-      Json json = result_json(result, session_, session_.model(), room_.spec(), entry->clips);
       for (std::string& warning :
            full_context_warning(result, session_.model(), entry->max_tokens)) {
+        log_.warn(*entry->record, warning);
         entry->warnings.push_back(std::move(warning));
       }
-      if (!entry->warnings.empty()) json["warnings"] = entry->warnings;
+      Json json = result_json(result, session_, session_.model(), room_.spec(), entry->clips,
+                              entry->warnings);
       // Steps are shared, so that the rate of one record would be no rate of anything.
       if (room_.most() > 1) json["timings"].erase("decode_tps");
       log_.add_answer(*entry->record, std::move(json));

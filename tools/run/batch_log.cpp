@@ -103,6 +103,16 @@ void BatchLog::add_error(const Record& record, ErrorCode code, const std::string
   }
 }
 
+void BatchLog::warn(const Record& record, const std::string& warning) {
+  if (++warnings_ > kPrinted + 1) return;
+  progress_.clear();
+  if (warnings_ > kPrinted) {
+    print_message("batch: further warnings are in {} alone\n", output_.name());
+  } else {
+    print_message("vlm-run: warning: {}: {}\n", Requests::name_of(record), warning);
+  }
+}
+
 void BatchLog::show_progress(size_t running, size_t tokens, double part) {
   progress_.update(
       {done_, failures_.count(), part},

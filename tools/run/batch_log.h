@@ -40,6 +40,9 @@ class BatchLog {
   /// Writes an answer: what `result` says, and what the record asked.
   void add_answer(const Record& record, nlohmann::ordered_json result);
   void add_error(const Record& record, ErrorCode code, const std::string& message);
+  /// Prints a warning about a record, unless there were many; -q too, because its answer may be of
+  /// something else than was meant.
+  void warn(const Record& record, const std::string& warning);
   /// `running`: records under way; `tokens`: made for them so far; `part`: how much of their work
   /// is done, in records.
   void show_progress(size_t running, size_t tokens, double part);
@@ -63,6 +66,7 @@ class BatchLog {
   std::optional<size_t> total_;
   Progress progress_;
   Failures failures_;
+  size_t warnings_ = 0;
   size_t done_ = 0;
   size_t tokens_ = 0;
   Clock::time_point started_ = Clock::now();

@@ -154,6 +154,9 @@ class Chat {
   }
 
   void add_image(const std::string& path, Image image) {
+    for (const std::string& warning : image.warnings) {
+      print_message("vlm-run: warning: {}\n", warning);
+    }
     images_.push_back(std::move(image));
     hint_.see(path);
     ++fresh_images_;
@@ -172,6 +175,9 @@ class Chat {
         messages, clips,
         cure_of_long_prompt({&open.clip, 1}, "start over with /clear, or give a shorter video"));
     clips_.push_back(open.decode());
+    for (const std::string& warning : clips_.back().clip.info.warnings) {
+      print_message("vlm-run: warning: {}\n", warning);
+    }
     hint_.see(path);
     ++fresh_clips_;
     if (options_.quiet) return;

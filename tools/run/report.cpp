@@ -24,7 +24,8 @@ double decode_rate(const GenerationResult& result) {
 
 nlohmann::ordered_json result_json(const GenerationResult& result, const Session& session,
                                    const Model& model, const std::string& spec,
-                                   std::span<const Clip> clips) {
+                                   std::span<const Clip> clips,
+                                   std::span<const std::string> warnings) {
   const Timings& t = result.timings;
   nlohmann::ordered_json json;
   json["text"] = result.text;
@@ -39,6 +40,7 @@ nlohmann::ordered_json result_json(const GenerationResult& result, const Session
     if (clip.info.fps > 0) sampled["fps"] = clip.info.fps;
     json["clips"].push_back(std::move(sampled));
   }
+  for (const std::string& warning : warnings) json["warnings"].push_back(warning);
   json["generated_tokens"] = result.tokens.size();
   json["timings"] = {{"load_ms", session.load_ms()},
                      {"vision_ms", t.vision_ms},

@@ -11,10 +11,11 @@
 namespace kvlm {
 
 /// The object that --json prints and a batch record carries, with what is held in memory at the
-/// time (tools/common/memory.h), and what was taken of each video.
+/// time (tools/common/memory.h), what was taken of each video, and what of the files was lost.
 nlohmann::ordered_json result_json(const GenerationResult& result, const Session& session,
                                    const Model& model, const std::string& spec,
-                                   std::span<const Clip> clips);
+                                   std::span<const Clip> clips,
+                                   std::span<const std::string> warnings);
 
 /// Why the answer ended before max_tokens, if its context was full: at most one sentence.
 std::vector<std::string> full_context_warning(const GenerationResult& result, Model& model,

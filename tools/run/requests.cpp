@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "kernels/base/error.h"
@@ -82,7 +84,11 @@ PreparedRecord Requests::prepare(const Record& record, const OpenRecord& open,
     give_up_if_cancelled(&watch);
     request.videos.push_back(clip.decode());
   }
-  return {prepare_request(model_, std::move(request), context(), &watch), clips_of(open.clips)};
+  std::vector<std::string> warnings = warnings_of(request.images, request.videos);
+  PreparedRecord prepared{prepare_request(model_, std::move(request), context(), &watch),
+                          clips_of(open.clips)};
+  std::ranges::move(warnings, std::back_inserter(prepared.request.warnings));
+  return prepared;
 }
 
 }  // namespace kvlm

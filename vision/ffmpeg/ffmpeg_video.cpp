@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -182,6 +183,8 @@ std::unique_ptr<VideoFile> open_ffmpeg_video(RegularFile file, const std::string
     reader.emplace(file, name);
     index = index_frames(*reader, name);
   }
+  const bool cut = reader->is_cut();
+  const int64_t beyond = reader->packets_beyond_file();
   // What the container says of the size is not always what is decoded.
   reader.emplace(file, name);
   VideoInfo info{.name = name, .format = printable(reader->format_name())};
@@ -210,6 +213,11 @@ std::unique_ptr<VideoFile> open_ffmpeg_video(RegularFile file, const std::string
       for (int64_t i = 0; i < info.frames; ++i) times_s.push_back(static_cast<double>(i) * frame_s);
     }
     info.duration_s = times_s.back() + frame_s;
+  }
+  if (cut || beyond > 0) {
+    const double rest_s = reader->stated_end_s() - info.duration_s;
+    const int64_t missing = beyond > 0 ? beyond : std::llround(std::max(rest_s, 0.0) * info.fps);
+    warn_of_missing_frames(info, missing);
   }
   return std::make_unique<FfmpegVideo>(std::move(info), std::move(times_s), std::move(file),
                                        std::move(*index));

@@ -4,8 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
+#include <mutex>
 #include <new>
+#include <optional>
+#include <shared_mutex>
+#include <string_view>
 #include <vector>
 
 #include "kernels/base/printable.h"
@@ -17,8 +22,12 @@ namespace kvlm {
 
 namespace {
 
-constexpr int64_t kMaxPixels = int64_t{1} << 26;
-constexpr size_t kMaxAllocation = size_t{1} << 30;
+constexpr size_t kMaxAllocation = size_t{1} << 29;  // a frame of kMaxFramePixels takes most
+// While a container is opened: an honest index takes 24 bytes for every packet, which has one byte
+// or more. What every file needs comes on top.
+constexpr size_t kIndexBytesPerFileByte = 24;
+constexpr size_t kOpeningBytes = size_t{1} << 22;
+constexpr unsigned kMaxStreams = 64;
 constexpr int kBufferBytes = 1 << 16;
 // Containers of video. Not here: playlists and lists of files, which name others; pictures; text.
 constexpr char kFormats[] =
@@ -46,12 +55,27 @@ int refuse_to_open(AVFormatContext*, AVIOContext**, const char*, int, AVDictiona
   return AVERROR(EPERM);
 }
 
-/// FFmpeg knows these two for the whole process only, which has no other use of it: it says nothing
-/// on stderr, and no number in a file makes it ask for more memory than that at once.
-void restrain_ffmpeg() noexcept {
-  av_log_set_level(AV_LOG_QUIET);
-  av_max_alloc(kMaxAllocation);
+/// FFmpeg knows one limit of an allocation for the whole process, which has no other use of it. Who
+/// opens a container sets a smaller one, alone; all other calls that may allocate share the usual.
+std::shared_mutex& allocation_limit() {
+  static std::shared_mutex mutex;
+  return mutex;
 }
+
+class OpeningLimit {
+ public:
+  explicit OpeningLimit(int64_t file_bytes) : lock_(allocation_limit()) {
+    av_log_set_level(AV_LOG_QUIET);
+    const size_t index_bytes = static_cast<size_t>(file_bytes) * kIndexBytesPerFileByte;
+    av_max_alloc(std::min(kMaxAllocation, kOpeningBytes + index_bytes));
+  }
+  ~OpeningLimit() { av_max_alloc(kMaxAllocation); }
+  OpeningLimit(const OpeningLimit&) = delete;
+  OpeningLimit& operator=(const OpeningLimit&) = delete;
+
+ private:
+  std::unique_lock<std::shared_mutex> lock_;
+};
 
 [[noreturn]] void throw_no_video(const std::string& name) {
   throw_video(ErrorCode::kUnsupported, name,
@@ -59,14 +83,70 @@ void restrain_ffmpeg() noexcept {
               "animated GIF or WebP, or a folder of frames");
 }
 
+/// Where the last byte of a Matroska file is to be by its header; 0 if it does not say.
+int64_t matroska_end(const RegularFile& file) {
+  const std::vector<std::byte> head = file.read(0, 256);
+  size_t at = 0;
+  // An element: an identifier and a length, each with as many zero bits first as bytes follow.
+  const auto take = [&](bool keep_mark) -> std::optional<uint64_t> {
+    if (at >= head.size()) return std::nullopt;
+    const auto first = std::to_integer<uint8_t>(head[at]);
+    const int more = std::countl_zero(first);
+    if (more > 7 || head.size() - at <= static_cast<size_t>(more)) return std::nullopt;
+    uint64_t value = keep_mark ? first : first & (0x7fu >> more);
+    bool all_ones = (first | (0xff80u >> more & 0xff)) == 0xff;
+    for (int i = 1; i <= more; ++i) {
+      const auto byte = std::to_integer<uint8_t>(head[at + static_cast<size_t>(i)]);
+      all_ones = all_ones && byte == 0xff;
+      value = value << 8 | byte;
+    }
+    at += static_cast<size_t>(more) + 1;
+    if (all_ones && !keep_mark) return std::nullopt;  // unknown
+    return value;
+  };
+  constexpr uint64_t kHeader = 0x1a45dfa3;
+  constexpr uint64_t kSegment = 0x18538067;
+  constexpr uint64_t kMost = uint64_t{1} << 56;
+  if (take(true) != kHeader) return 0;
+  const auto header_bytes = take(false);
+  if (!header_bytes || *header_bytes > head.size()) return 0;
+  at += *header_bytes;
+  if (take(true) != kSegment) return 0;
+  const auto segment_bytes = take(false);
+  return segment_bytes && *segment_bytes < kMost ? static_cast<int64_t>(at + *segment_bytes) : 0;
+}
+
 }  // namespace
 
+bool FfmpegReader::is_cut() const { return is_cut_ || matroska_end(file_) > file_.bytes(); }
+
+int64_t FfmpegReader::packets_beyond_file() const {
+  AVStream* stream = format_->streams[stream_];
+  const int entries = avformat_index_get_entries_count(stream);
+  int64_t beyond = 0;
+  for (int i = 0; i < entries; ++i) {
+    const AVIndexEntry* entry = avformat_index_get_entry(stream, i);
+    const bool shown = (entry->flags & AVINDEX_DISCARD_FRAME) == 0;
+    beyond += shown && entry->pos + entry->size > source_.bytes;
+  }
+  return beyond;
+}
+
+double FfmpegReader::stated_end_s() const {
+  const AVDictionaryEntry* tag = av_dict_get(stream().metadata, "DURATION", nullptr, 0);
+  int64_t microseconds = 0;
+  if (tag == nullptr || av_parse_time(&microseconds, tag->value, 1) < 0) {
+    microseconds = format_->duration == AV_NOPTS_VALUE ? 0 : format_->duration;
+  }
+  return static_cast<double>(microseconds) / AV_TIME_BASE;
+}
+
 FfmpegReader::FfmpegReader(const RegularFile& file, const std::string& name)
-    : name_(name),
+    : file_(file),
+      name_(name),
       source_{file.descriptor(), 0, file.bytes()},
       packet_(av_packet_alloc()),
       frame_(av_frame_alloc()) {
-  restrain_ffmpeg();
   if (packet_ == nullptr || frame_ == nullptr) throw std::bad_alloc();
   open_container();
   open_decoder();
@@ -118,19 +198,41 @@ void FfmpegReader::open_container() {
   Options options;
   options.set("format_whitelist", kFormats);
   options.set("protocol_whitelist", "none");
-  const int opened = avformat_open_input(&format, nullptr, nullptr, options.get());
+  int opened = 0;
+  {
+    const OpeningLimit limit(source_.bytes);
+    opened = avformat_open_input(&format, nullptr, nullptr, options.get());
+  }
   format_.reset(format);  // null after a failure
-  if (opened == AVERROR(ENOMEM)) throw std::bad_alloc();
+  if (opened == AVERROR(ENOMEM)) {
+    throw_video(ErrorCode::kCorruptFile, name_,
+                "has an index of more frames than the file can hold; copy or download it again");
+  }
   if (opened < 0) throw_no_video(name_);
+  if (format_->nb_streams > kMaxStreams) {
+    throw_video(ErrorCode::kCorruptFile, name_,
+                fmt::format("has {} streams, more than the limit of {}; copy its video stream to "
+                            "another file first",
+                            format_->nb_streams, kMaxStreams));
+  }
 
+  const std::shared_lock lock(allocation_limit());
+  choose_stream();  // so that no other is decoded
   Options limits;
-  limits.set("max_pixels", std::to_string(kMaxPixels).c_str());
+  limits.set("max_pixels", std::to_string(kMaxFramePixels).c_str());
   std::vector<AVDictionary*> each(format_->nb_streams);
   for (AVDictionary*& one : each) av_dict_copy(&one, limits.value(), 0);
   const int found = avformat_find_stream_info(format_.get(), each.data());
   for (AVDictionary*& one : each) av_dict_free(&one);
   if (found == AVERROR(ENOMEM)) throw std::bad_alloc();
+  if (!choose_stream()) {
+    throw_video(ErrorCode::kCorruptFile, name_,
+                fmt::format("is a {} file without a video stream, so it has no frame; give a video",
+                            printable(format_name())));
+  }
+}
 
+bool FfmpegReader::choose_stream() noexcept {
   bool any = false;
   for (unsigned i = 0; i < format_->nb_streams; ++i) {
     AVStream& stream = *format_->streams[i];
@@ -139,19 +241,23 @@ void FfmpegReader::open_container() {
     if (video && !any) {
       stream_ = i;
       any = true;
-    } else {
-      stream.discard = AVDISCARD_ALL;
     }
   }
-  if (!any) {
-    throw_video(ErrorCode::kCorruptFile, name_,
-                fmt::format("is a {} file without a video stream, so it has no frame; give a video",
-                            printable(format_name())));
+  for (unsigned i = 0; any && i < format_->nb_streams; ++i) {
+    format_->streams[i]->discard = i == stream_ ? AVDISCARD_DEFAULT : AVDISCARD_ALL;
   }
+  return any;
 }
 
 void FfmpegReader::open_decoder() {
+  const std::shared_lock lock(allocation_limit());
   const AVCodecParameters& parameters = *stream().codecpar;
+  if (parameters.codec_id == AV_CODEC_ID_NONE) {
+    throw_video(ErrorCode::kCorruptFile, name_,
+                fmt::format("is a {} that does not name its codec: it is damaged or ends early "
+                            "(truncated); copy or download it again",
+                            printable(format_name())));
+  }
   const AVCodec* codec = avcodec_find_decoder(parameters.codec_id);
   if (codec == nullptr) {
     throw_video(ErrorCode::kUnsupported, name_,
@@ -163,13 +269,9 @@ void FfmpegReader::open_decoder() {
   if (decoder_ == nullptr) throw std::bad_alloc();
   if (avcodec_parameters_to_context(decoder_.get(), &parameters) < 0) throw std::bad_alloc();
   decoder_->pkt_timebase = stream().time_base;
-  decoder_->max_pixels = kMaxPixels;
+  decoder_->max_pixels = kMaxFramePixels;
   decoder_->thread_count = 1;  // what it makes of damage does not depend on the machine
-  if (int64_t{parameters.width} * parameters.height > kMaxPixels) {
-    throw_video(ErrorCode::kCorruptFile, name_,
-                fmt::format("is {} x {}, more than the limit of {} pixels; scale it down first",
-                            parameters.width, parameters.height, kMaxPixels));
-  }
+  check_frame_size(parameters.height, parameters.width, name_);
   const int opened = avcodec_open2(decoder_.get(), codec, nullptr);
   if (opened == AVERROR(ENOMEM)) throw std::bad_alloc();
   if (opened < 0) {
@@ -181,23 +283,30 @@ void FfmpegReader::open_decoder() {
 }
 
 const AVPacket* FfmpegReader::next_packet() {
+  const std::shared_lock lock(allocation_limit());
+  return read_packet();
+}
+
+const AVPacket* FfmpegReader::read_packet() {
+  // Where transport streams were joined, the last packet before is marked, too.
+  const bool joined = std::string_view(format_name()) == "mpegts";
   for (;;) {
     av_packet_unref(packet_.get());
     const int result = av_read_frame(format_.get(), packet_.get());
     if (result == AVERROR_EOF) return nullptr;
     if (result == AVERROR(ENOMEM)) throw std::bad_alloc();
-    const bool ours = packet_->stream_index == static_cast<int>(stream_);
-    if (result < 0 || (ours && (packet_->flags & AV_PKT_FLAG_CORRUPT) != 0)) {
-      throw_video(ErrorCode::kCorruptFile, name_,
-                  fmt::format("is a {} that is damaged or ends early (truncated); copy or download "
-                              "it again",
-                              printable(format_name())));
+    if (result < 0) {
+      is_cut_ = true;
+      return nullptr;
     }
-    if (ours) return packet_.get();
+    if (packet_->stream_index != static_cast<int>(stream_)) continue;
+    if ((packet_->flags & AV_PKT_FLAG_CORRUPT) == 0 || joined) return packet_.get();
+    is_cut_ = true;  // the rest of this one is not there
   }
 }
 
 const AVFrame* FfmpegReader::next_frame() {
+  const std::shared_lock lock(allocation_limit());
   for (;;) {
     const int result = avcodec_receive_frame(decoder_.get(), frame_.get());
     if (result == 0) return frame_.get();
@@ -205,13 +314,14 @@ const AVFrame* FfmpegReader::next_frame() {
     if (result == AVERROR_EOF) return nullptr;
     if (result != AVERROR(EAGAIN)) continue;  // one picture could not be decoded
     if (drained_) return nullptr;
-    const AVPacket* packet = next_packet();
+    const AVPacket* packet = read_packet();
     drained_ = packet == nullptr;
     if (avcodec_send_packet(decoder_.get(), packet) == AVERROR(ENOMEM)) throw std::bad_alloc();
   }
 }
 
 bool FfmpegReader::seek(int64_t pts) {
+  const std::shared_lock lock(allocation_limit());
   const int index = static_cast<int>(stream_);
   if (av_seek_frame(format_.get(), index, pts, AVSEEK_FLAG_BACKWARD) < 0) return false;
   avcodec_flush_buffers(decoder_.get());

@@ -7,6 +7,7 @@
 extern "C" {
 #include <libavcodec/avcodec.h>
 #include <libavformat/avformat.h>
+#include <libavutil/parseutils.h>
 }
 
 #include "vision/regular_file.h"
@@ -45,14 +46,20 @@ class FfmpegReader {
   /// As FFmpeg calls it: "matroska,webm".
   const char* format_name() const noexcept { return format_->iformat->name; }
 
-  /// The next packet of the stream, valid until the next call; null at the end. Throws for one that
-  /// the container shows to be damaged.
+  /// The next packet of the stream, valid until the next call; null at the end. One of which a part
+  /// is missing is passed over.
   const AVPacket* next_packet();
   /// The next frame in the order of showing, valid until the next call; null at the end. What
   /// cannot be decoded is passed over.
   const AVFrame* next_frame();
   /// Goes to a key frame at or before `pts`; whether that can be done.
   bool seek(int64_t pts);
+  /// Whether the file is shorter than its header says, or ended within a packet so far.
+  bool is_cut() const;
+  /// How many shown frames the index of an MP4 places after the end of the file.
+  int64_t packets_beyond_file() const;
+  /// When the header says that the stream ends, in seconds from its beginning; 0: unknown.
+  double stated_end_s() const;
 
  private:
   struct Source {
@@ -64,8 +71,13 @@ class FfmpegReader {
   static int read_some(void* source, uint8_t* buffer, int count) noexcept;
   static int64_t seek_to(void* source, int64_t offset, int whence) noexcept;
   void open_container();
+  /// The first video stream, and no other, is read from here on; whether there is one.
+  bool choose_stream() noexcept;
+  /// next_packet() for who holds the allocation limit already.
+  const AVPacket* read_packet();
   void open_decoder();
 
+  const RegularFile& file_;
   const std::string& name_;
   Source source_;
   std::unique_ptr<AVIOContext, FfmpegFreeIo> io_;
@@ -75,6 +87,7 @@ class FfmpegReader {
   PacketPointer packet_;
   FramePointer frame_;
   bool drained_ = false;
+  bool is_cut_ = false;
 };
 
 }  // namespace kvlm

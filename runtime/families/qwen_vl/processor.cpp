@@ -94,6 +94,10 @@ VisualPatches QwenVlProcessor::cut(const DecodedClip& clip) const {
   return cut(frames, frame_table_);
 }
 
+Image QwenVlProcessor::fit(const Clip& clip, const Image& frame) const {
+  return resized(frame, files_.frames.spec, size(clip));
+}
+
 std::vector<int64_t> QwenVlProcessor::sample_frames(const VideoInfo& info,
                                                     const SamplingRequest& request) const {
   const QwenVlClips& clips = files_.clips;

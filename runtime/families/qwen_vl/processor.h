@@ -25,6 +25,8 @@ class QwenVlProcessor {
   PatchGrid grid(const Clip& clip) const;
   VisualPatches cut(const Image& picture) const;
   VisualPatches cut(const DecodedClip& clip) const;
+  /// A frame of a clip, resized.
+  Image fit(const Clip& clip, const Image& frame) const;
 
   std::vector<int64_t> sample_frames(const VideoInfo& info, const SamplingRequest& request) const;
 

@@ -1,0 +1,266 @@
+// Files that end early or are damaged: what is there is decoded, what is missing is stated, and
+// nothing is lost in silence.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <vector>
+
+#include "tests/vision/test_images.h"
+#include "tests/vision/test_videos.h"
+#include "vision/decoders.h"
+#include "vision/video_sources.h"
+
+namespace kvlm {
+namespace {
+
+using namespace std::string_literals;
+using test::data_file;
+using test::error_of;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+std::string file_text(const std::string& name) {
+  const auto bytes = data_file(name);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+Image decode(std::string_view file) {
+  return decode_image(std::as_bytes(std::span(file)), "cat.img");
+}
+
+/// The share that the only warning of an image states, in percent; 100 if it is refused for that.
+double stated_percent(std::string_view file) {
+  std::string message;
+  try {
+    const Image image = decode(file);
+    if (image.warnings.empty()) return 0;
+    EXPECT_EQ(image.warnings.size(), 1u);
+    message = image.warnings[0];
+    EXPECT_THAT(message, StartsWith("image cat.img is a "));
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kCorruptFile);
+    EXPECT_THAT(error.what(), HasSubstr("copy or download it again"));
+    return 100;
+  }
+  if (message.find("its pixels are whole") != std::string::npos) return 0;
+  EXPECT_THAT(message, EndsWith(" of its pixels are missing; copy or download it again"));
+  const size_t end = message.find(" % of its pixels");
+  return std::stod(message.substr(message.rfind(' ', end - 1) + 1));
+}
+
+/// The share of the pixels in which two images differ, in percent.
+double different_percent(const Image& a, const Image& b) {
+  size_t different = 0;
+  for (size_t i = 0; i < a.rgb.size(); i += 3) {
+    different += !std::equal(a.rgb.begin() + static_cast<std::ptrdiff_t>(i),
+                             a.rgb.begin() + static_cast<std::ptrdiff_t>(i + 3),
+                             b.rgb.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  return 100 * static_cast<double>(different) / static_cast<double>(a.rgb.size() / 3);
+}
+
+// Large enough that the bytes which a decoder reads ahead are few of them.
+constexpr std::array kJpegs = {"half_chroma.jpg", "full_chroma.jpg"};
+
+TEST(Damage, AJpegNeedsNoEndMark) {
+  for (const std::string name : {"baseline.jpg", "grey.jpg", "restarts.jpg", "cmyk.jpg",
+                                 "half_chroma.jpg", "full_chroma.jpg", "progressive.jpg"}) {
+    const std::string whole = file_text(name);
+    const Image expected = decode(whole);
+    EXPECT_THAT(expected.warnings, IsEmpty());
+    const std::string body = whole.substr(0, whole.size() - 2);
+    for (const std::string& end :
+         {""s, "\xff"s, std::string(9, '\0'), std::string(5000, '\0'), std::string(50, '\xff'),
+          "a trailer of a telephone, in text"s, "\xff\xd9\x01\x02 after it"s}) {
+      const Image image = decode(body + end);
+      EXPECT_EQ(image.rgb, expected.rgb) << name << ' ' << end.size();
+      EXPECT_THAT(image.warnings, IsEmpty()) << name << ' ' << end.size();
+    }
+    if (name == "progressive.jpg") continue;
+    EXPECT_EQ(decode(body + whole).rgb, expected.rgb);  // a second image follows
+  }
+}
+
+TEST(Damage, AJpegStatesWhatIsMissing) {
+  for (const char* name : kJpegs) {
+    const std::string whole = file_text(name);
+    const Image expected = decode(whole);
+    for (const double part : {0.7, 0.8, 0.9, 0.97}) {
+      const auto length = static_cast<size_t>(static_cast<double>(whole.size()) * part);
+      const std::string cut = whole.substr(0, length);
+      const std::string zeros(whole.size() - length + 100, '\0');
+      for (const std::string& file : {cut, cut + "\xff\xd9", cut + zeros, cut + zeros + "\xff\xd9"}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", name, part, file.size()));
+        const double stated = stated_percent(file);
+        if (stated == 100) continue;  // small files are most of all headers
+        EXPECT_NEAR(stated, different_percent(decode(file), expected), 12);
+      }
+    }
+  }
+}
+
+TEST(Damage, AHeavilyDamagedJpegIsRefused) {
+  for (const char* name : {"half_chroma.jpg", "full_chroma.jpg", "baseline.jpg", "restarts.jpg"}) {
+    const std::string whole = file_text(name);
+    const size_t scan = whole.find("\xff\xda") + 14;
+    const std::string cut = whole.substr(0, scan + (whole.size() - scan) / 14);
+    const std::string zeros(whole.size() - cut.size(), '\0');
+    for (const std::string& file : {cut, cut + "\xff\xd9", cut + zeros, cut + zeros + "\xff\xd9"}) {
+      EXPECT_EQ(stated_percent(file), 100) << name << ' ' << file.size();
+    }
+  }
+}
+
+TEST(Damage, DataLeftOverInAJpegIsNoticed) {
+  const std::string whole = file_text("full_chroma.jpg");
+  std::string more = whole;
+  more.insert(whole.size() - 2, "these bytes are data of pixels that are not there");
+  EXPECT_THAT(error_of(ErrorCode::kCorruptFile, [&] { decode(more); }),
+              AllOf(HasSubstr("damaged JPEG"), HasSubstr("an unknown share of its pixels")));
+  std::string padded = whole;
+  padded.insert(whole.size() - 2, "\1\2\3");
+  EXPECT_THAT(decode(padded).warnings, IsEmpty());
+}
+
+TEST(Damage, OneRestartIntervalIsNotAll) {
+  std::string file = file_text("restarts.jpg");
+  const Image expected = decode(file);
+  const size_t mark = file.find("\xff\xd1");
+  ASSERT_NE(mark, std::string::npos);
+  file.insert(mark, "these bytes belong to no pixel of it");
+  const double stated = stated_percent(file);
+  EXPECT_GT(stated, 0);
+  EXPECT_LT(stated, 60);
+  EXPECT_EQ(decode(file).rgb, expected.rgb);
+}
+
+TEST(Damage, EveryFormatStatesWhatIsMissing) {
+  for (const char* name : {"rgb8.png", "filtered.png", "palette8_key.png", "grey8.png", "rgb24.bmp",
+                           "rgb24_top_down.bmp", "rgb.ppm", "grey.pgm", "rgb24.tga", "rgba32.tga",
+                           "ramp.gif", "global.gif"}) {
+    const std::string whole = file_text(name);
+    const Image expected = decode(whole);
+    int served = 0;
+    for (const double part : {0.75, 0.85, 0.95}) {
+      const auto length = static_cast<size_t>(static_cast<double>(whole.size()) * part);
+      const std::string cut = whole.substr(0, length);
+      SCOPED_TRACE(fmt::format("{} {}", name, part));
+      const double stated = stated_percent(cut);
+      if (stated == 100) continue;
+      ++served;
+      const double different = different_percent(decode(cut), expected);
+      EXPECT_GE(stated + 1, different);  // black pixels may be right
+    }
+    EXPECT_GT(served, 0) << name;
+  }
+}
+
+TEST(Damage, AChunkOfAPngThatIsWrongCountsFromItsBeginning) {
+  const std::string whole = file_text("rgb8.png");
+  const size_t chunk = whole.find("IDAT");
+  ASSERT_NE(chunk, std::string::npos);
+  std::string wrong = whole;
+  wrong[chunk + 20] = static_cast<char>(wrong[chunk + 20] ^ 0x40);
+  EXPECT_EQ(stated_percent(wrong), 100);
+}
+
+TEST(Damage, WhatFollowsThePixelsMayBeMissing) {
+  for (const char* name : {"exif_after.png", "orientation6.webp", "orientation_xmp.webp"}) {
+    const std::string whole = file_text(name);
+    const Image image = decode(whole.substr(0, whole.size() - 14));
+    ASSERT_EQ(image.warnings.size(), 1u) << name;
+    EXPECT_THAT(image.warnings[0], HasSubstr("orientation may be missing")) << name;
+  }
+}
+
+TEST(Damage, ClippedGreyIsStated) {
+  for (const char* name : {"grey16.png", "grey16_noise.png", "grey16.pgm"}) {
+    const Image image = load_image(test::data_folder() / name);
+    ASSERT_EQ(image.warnings.size(), 1u) << name;
+    EXPECT_THAT(image.warnings[0], AllOf(HasSubstr("16-bit grey"), HasSubstr("become white"),
+                                         HasSubstr("convert it to 8 bits")));
+    const double white = 100 *
+                         static_cast<double>(std::ranges::count(image.rgb, uint8_t{255})) /
+                         static_cast<double>(image.rgb.size());
+    const size_t end = image.warnings[0].find(" % of its pixels");
+    const double stated =
+        std::stod(image.warnings[0].substr(image.warnings[0].rfind(' ', end - 1) + 1));
+    EXPECT_NEAR(stated, white, 1) << name;  // 255 itself is white without a loss
+  }
+  for (const char* name : {"grey8.png", "rgb16.png", "grey_alpha16.png", "rgb16.ppm"}) {
+    EXPECT_THAT(load_image(test::data_folder() / name).warnings, IsEmpty()) << name;
+  }
+}
+
+TEST(Damage, AnAnimationHasItsWholeFrames) {
+  for (const char* name : {"mixed16.gif", "pillow.gif", "parts.webp", "lossy.webp"}) {
+    const auto whole = test::file_bytes(test::video_data() / name);
+    const bool gif = std::string_view(name).ends_with("gif");
+    const auto open = [&](size_t length) {
+      std::vector<std::byte> bytes(whole.begin(),
+                                   whole.begin() + static_cast<std::ptrdiff_t>(length));
+      return gif ? open_gif_video(std::move(bytes), name) : open_webp_video(std::move(bytes), name);
+    };
+    const auto all = open(whole.size());
+    EXPECT_THAT(all->info().warnings, IsEmpty());
+    const auto part = open(whole.size() * 3 / 4);
+    ASSERT_LT(part->info().frames, all->info().frames) << name;
+    EXPECT_THAT(part->info().warnings,
+                ElementsAre(AllOf(HasSubstr(name), HasSubstr("ends early: only its first"))));
+    const Video expected = all->read(test::all_of(*part));
+    const Video video = part->read(test::all_of(*part));
+    for (size_t i = 0; i < video.frames.size(); ++i) {
+      EXPECT_EQ(video.frames[i].rgb, expected.frames[i].rgb) << name << ' ' << i;
+    }
+  }
+}
+
+TEST(Damage, AVideoFileHasItsWholeFrames) {
+  if (!reads_video_files()) GTEST_SKIP() << "a build without FFmpeg";
+  const test::TemporaryFolder folder;
+  for (const std::string name :
+       {"ffv1.mkv", "open_gop.mkv", "uneven.mkv", "reordered.mp4", "raw.avi"}) {
+    const auto bytes = test::file_bytes(test::video_data() / name);
+    const std::string whole(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    const auto all = open_video(folder.file(name, whole));
+    EXPECT_THAT(all->info().warnings, IsEmpty()) << name;
+    bool stated = false;
+    for (const double part : {0.6, 0.8, 0.9}) {
+      const auto length = static_cast<size_t>(static_cast<double>(whole.size()) * part);
+      const auto path = folder.file("cut_" + name, whole.substr(0, length));
+      try {
+        const auto cut = open_video(path);
+        if (cut->info().frames == all->info().frames) continue;  // what follows the frames
+        ASSERT_EQ(cut->info().warnings.size(), 1u) << name << ' ' << part;
+        EXPECT_THAT(cut->info().warnings[0],
+                    AllOf(HasSubstr("ends early"), HasSubstr("copy or download it again")));
+        const Video video = cut->read(test::all_of(*cut));
+        EXPECT_EQ(video.frames.size(), static_cast<size_t>(cut->info().frames));
+        stated = true;
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), HasSubstr("cut_" + name));  // its header is cut, or too much
+      }
+    }
+    EXPECT_TRUE(stated || (name != "ffv1.mkv" && name != "open_gop.mkv")) << name;
+  }
+}
+
+TEST(Damage, TheRuleIsOneForFramesToo) {
+  VideoInfo info{.name = "a.mkv", .format = "matroska,webm", .frames = 3};
+  warn_of_missing_frames(info, 5);
+  EXPECT_THAT(info.warnings, ElementsAre("video a.mkv is a matroska,webm that ends early: 5 of 8 "
+                                         "frames are missing (62.5 %); copy or download it again"));
+  EXPECT_THAT(error_of(ErrorCode::kCorruptFile, [&] { warn_of_missing_frames(info, 7); }),
+              AllOf(HasSubstr("truncated"), HasSubstr("7 of 10 frames are missing (70.0 %)")));
+}
+
+}  // namespace
+}  // namespace kvlm
