@@ -28,6 +28,8 @@ function(examples_of text result)
   endif()
   string(SUBSTRING "${text}" ${start} -1 text)
   string(REPLACE "\nExamples:\n" "" text "${text}")
+  string(FIND "${text}" "\nExit status:" end)  # which common.h2m says in full
+  string(SUBSTRING "${text}" 0 ${end} text)
   string(REPLACE "\\" "\\e" text "${text}")
   string(REPLACE "-" "\\-" text "${text}")
   string(REGEX REPLACE "\n([.'])" "\n\\\\&\\1" text "${text}")

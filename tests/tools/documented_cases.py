@@ -228,7 +228,7 @@ DOCUMENTED = [
     Case("vlm-kv explain int4 -m OpenGVLab/InternVL3-1B --tokens 3520 --visual 3328",
          [prints("int4 on OpenGVLab/InternVL3-1B after a prompt of 3520 tokens", "4.500 stored bits")]),
     Case("vlm-run --image cat.png", [says("caption")]),
-    Case("vlm-run --image a.png", [says("caption")]),
+    Case("vlm-run a.png", [says("caption")]),
     Case("vlm-run --image - -p @question.txt", [says("count")],
          {"vlm-run": "echo 'How many objects are there?' >question.txt; vlm-run", "@question.txt": "@question.txt <a.png"}),
     Case('vlm-run --batch FOLDER --out answers.jsonl -p "What is this?"',
@@ -390,6 +390,7 @@ DOCUMENTED = [
 
 # Not run here, and why.
 ELSEWHERE = {
+    'draw_scene.py "large red circle marked A, row 2 column 3"': "draw_scene_test.py runs it where Pillow is installed",
     "tools/demo.sh": "builds the tree; Demo in documented_test.py runs it with a build that is done",
     "tools/eval/setup.sh": "downloads packages",
     "tools/test.sh": "runs this test",
@@ -534,6 +535,8 @@ OPTIONS = [
          [one(lambda row: "keep=0." in row["spec"])]),
     Case("vlm-kv fidelity --kv int4 --data captions.jsonl --records 1 -n 8 --plot plots/fig.pdf --style paper",
          [prints("int4")], needs="matplotlib"),
+    Case("vlm-kv values -m pocket --data captions.jsonl --records 1 --plot plots/fig.svg --style paper", [prints("keys")],
+         needs="matplotlib"),
     Case("vlm-kv list --json", [one(lambda row: len(row["policies"]) > 10)]),
     Case("vlm-kv fidelity --kv f16 --kv uniform,keep=1 --data captions.jsonl --json", [exact]),
     Case("vlm-kv fidelity --kv f16 --data captions.jsonl --batch-size 3 --json --per-record", [exact]),

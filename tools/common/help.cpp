@@ -55,7 +55,7 @@ std::string full_name(const CLI::App& app) {
 
 const char* const kStatusHelp = R"(Exit status:
   0 done, 1 a failure at run time, 2 a wrong command line, 130 interrupted
-Environment:
+Variables:
   KVLM_HOME     folder of pocket/ with the bundled models
   HF_HUB_CACHE  Hugging Face cache, where an org/name is looked for; else hub/
                 in HF_HOME, then ~/.cache/huggingface)";
