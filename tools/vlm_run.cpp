@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <optional>
 
-#include "runtime/placeholders.h"
 #include "kernels/base/error.h"
+#include "runtime/placeholders.h"
 #include "runtime/prompt.h"
 #include "tools/common/input_text.h"
 #include "tools/common/messages.h"
@@ -19,15 +19,17 @@
 #include "tools/run/batch.h"
 #include "tools/run/batch_devices.h"
 #include "tools/run/chat.h"
-#include "tools/run/context.h"
 #include "tools/run/dry_run.h"
 #include "tools/run/options.h"
 #include "tools/run/picture_hint.h"
 #include "tools/run/pictures.h"
 #include "tools/run/report.h"
+#include "tools/run/requests.h"
 #include "tools/run/videos.h"
 #include "vision/image.h"
 
+// vlm-run: one answer about the images and videos of the command line. --batch, --chat and
+// --dry-run have files of their own in tools/run.
 namespace kvlm {
 namespace {
 
@@ -41,20 +43,11 @@ int run_once(const RunOptions& options, Session& session, std::vector<OpenPictur
   PictureHint hint(options);
   for (const std::string& path : options.images) hint.see(path);
   for (const std::string& path : options.videos) hint.see(path);
+  const Requests requests(options, model);
+  const int rows = requests.rows(requests.outline(shapes_of(pictures), clips));
   GenerationRequest request = base_request(options, model);
   request.id = "the request";
-  request.messages = opening(options);
-  request.messages.push_back(
-      user_message(options.prompt.empty() ? default_question(model, pictures.size(), clips.size())
-                                          : options.prompt,
-                   pictures.size(), model.image_token(), clips.size(), model.video_token()));
-  const char* cure =
-      pictures.size() > 1
-          ? "give fewer images, or ask about each by itself: --batch FOLDER --out OUT.jsonl"
-          : "give a shorter prompt";
-  const int rows =
-      request_rows(model, request.messages, visual_texts(model, shapes_of(pictures), clips),
-                   request.max_tokens, request.id, cure_of_long_prompt(clips, cure));
+  request.messages = requests.conversation({}, pictures.size(), clips.size());
   request.images = take_pictures(std::move(pictures));
   request.videos = decode_clips(open_clips);
   std::vector<std::string> warnings = warnings_of(request.images, request.videos);
@@ -83,7 +76,8 @@ int run_once(const RunOptions& options, Session& session, std::vector<OpenPictur
   warnings.insert(warnings.end(), full.begin(), full.end());
   if (interrupted() && result.tokens.empty()) throw Error(ErrorCode::kCancelled, "interrupted");
   if (options.json) {
-    fmt::print("{}\n", json_line(result_json(result, session, model, cache->spec(), clips, warnings)));
+    fmt::print("{}\n",
+               json_line(result_json(result, session, model, cache->spec(), clips, warnings)));
   } else {
     fmt::print("\n");
     std::fflush(stdout);

@@ -161,8 +161,8 @@ DecodedImage decode_bmp(std::span<const std::byte> bytes, const std::string& nam
   const size_t pixel_bytes = (height - 1) * row_bytes + used_bytes;
   if (header.pixels_at > bytes.size()) throw_truncated(kFormat, name);
   const size_t missing = pixel_bytes - std::min(pixel_bytes, bytes.size() - header.pixels_at);
-  auto warnings = warn_of_missing(
-      static_cast<double>(missing) / static_cast<double>(pixel_bytes), kFormat, name);
+  auto warnings = warn_of_missing(static_cast<double>(missing) / static_cast<double>(pixel_bytes),
+                                  kFormat, name);
   std::vector<std::byte> padded;
   if (missing > 0) padded = with_zeros(bytes, header.pixels_at + pixel_bytes);
   const LittleEndian file(missing > 0 ? padded : bytes, name);

@@ -145,11 +145,11 @@ std::unique_ptr<VideoFile> open_frame_folder(const fs::path& folder, const std::
                  .height = first.height,
                  .width = first.width};
   if (unnamed > 0) {
-    info.warnings.push_back(
-        fmt::format("video {} leaves out {} file{} of its folder without the suffix of an image "
-                    "({}); name them like .png or .jpg",
-                    name, unnamed, unnamed == 1 ? "" : "s",
-                    unnamed == 1 ? "it is one by its content" : "they are images by their content"));
+    info.warnings.push_back(fmt::format(
+        "video {} leaves out {} file{} of its folder without the suffix of an image "
+        "({}); name them like .png or .jpg",
+        name, unnamed, unnamed == 1 ? "" : "s",
+        unnamed == 1 ? "it is one by its content" : "they are images by their content"));
   }
   return std::make_unique<FrameFolder>(std::move(info), folder, std::move(files));
 }

@@ -161,7 +161,8 @@ class GifVideo : public VideoFile {
   std::vector<std::byte> bytes_;
 };
 
-/// The next frame of which all is there. A file that ends within one gets a warning, after the first.
+/// The next frame of which all is there. A file that ends within one gets a warning, after the
+/// first.
 std::optional<GifFrame> next_whole(GifReader& reader, VideoInfo& info) {
   try {
     std::optional<GifFrame> frame = reader.next();

@@ -293,10 +293,9 @@ std::vector<std::string> warn_of_missing(double missing, const char* format,
                                          const std::string& name, const std::string& detail) {
   if (missing <= 0) return {};
   const bool refused = missing > kMostMissing;
-  const std::string found =
-      detail.empty()
-          ? fmt::format("is a {} that ends early{}", format, refused ? " (truncated)" : "")
-          : fmt::format("is a damaged {} ({})", format, detail);
+  const std::string found = detail.empty() ? fmt::format("is a {} that ends early{}", format,
+                                                         refused ? " (truncated)" : "")
+                                           : fmt::format("is a damaged {} ({})", format, detail);
   const std::string message =
       fmt::format("image {} {}: {} of its pixels are missing; copy or download it again", name,
                   found, percent(missing));
@@ -305,17 +304,19 @@ std::vector<std::string> warn_of_missing(double missing, const char* format,
 }
 
 std::vector<std::string> warn_of_missing_end(const char* format, const std::string& name) {
-  return {fmt::format("image {} is a {} that ends early: its pixels are whole, but metadata such as "
-                      "its orientation may be missing; copy or download it again",
-                      name, format)};
+  return {
+      fmt::format("image {} is a {} that ends early: its pixels are whole, but metadata such as "
+                  "its orientation may be missing; copy or download it again",
+                  name, format)};
 }
 
 std::vector<std::string> warn_of_clipped(double clipped, const char* format,
                                          const std::string& name) {
   if (clipped <= 0) return {};
-  return {fmt::format("image {} is a {} of 16-bit grey, which is clipped at 255 as in Pillow: {} of "
-                      "its pixels become white; convert it to 8 bits first",
-                      name, format, percent(clipped))};
+  return {
+      fmt::format("image {} is a {} of 16-bit grey, which is clipped at 255 as in Pillow: {} of "
+                  "its pixels become white; convert it to 8 bits first",
+                  name, format, percent(clipped))};
 }
 
 std::vector<std::byte> with_zeros(std::span<const std::byte> bytes, size_t needed) {

@@ -17,8 +17,8 @@
 
 // JPEG through libjpeg-turbo, as Pillow decodes it: CMYK and YCCK to RGB. Where data is missing or
 // damaged, the iMCU row of the first sign of it says which share of the pixels is lost; what comes
-// after the last row (an end mark or not, other bytes) loses none. libjpeg leaves by longjmp, so whatever it may leave is called through one
-// guard and owns nothing.
+// after the last row (an end mark or not, other bytes) loses none. libjpeg leaves by longjmp, so
+// whatever it may leave is called through one guard and owns nothing.
 namespace kvlm {
 
 namespace {
@@ -56,7 +56,7 @@ struct JpegReader {
   bool damaged = false;     // a code that cannot be
   double lost = 0;          // share of the pixels from the first sign of missing or wrong data on
   int left_over = 0;        // bytes of data at the end of a scan or restart interval, at most
-  int64_t signs = 0;        // of missing or wrong data: in a restart interval each, if there are any
+  int64_t signs = 0;  // of missing or wrong data: in a restart interval each, if there are any
   bool rest_is_lost = false;
   size_t bytes = 0;  // of the file
   /// Bytes that were read before each iMCU row, of a file of one scan. Zero: unknown.
@@ -97,10 +97,9 @@ double share_from(const JpegReader& reader, size_t at) noexcept {
   const auto row = static_cast<double>(after - starts.begin() - 1);
   const auto into = static_cast<double>(at - *(after - 1));
   // Of the row that was not finished: as long as the mean of those before.
-  const double row_bytes =
-      after != starts.end() ? static_cast<double>(*after - *(after - 1))
-      : row > 0             ? static_cast<double>(starts.back() - starts.front()) / row
-                            : 0;
+  const double row_bytes = after != starts.end() ? static_cast<double>(*after - *(after - 1))
+                           : row > 0 ? static_cast<double>(starts.back() - starts.front()) / row
+                                     : 0;
   const double within = row_bytes > 0 ? std::min(into / row_bytes, 1.0) : 0;
   const auto rows = static_cast<double>(reader.codec.total_iMCU_rows);
   return std::max(1 - (row + within) / rows, 0.0);
@@ -109,8 +108,7 @@ double share_from(const JpegReader& reader, size_t at) noexcept {
 /// Keeps the first sign that pixels are missing or wrong, where rows are still to come.
 void note_loss(JpegReader& reader) noexcept {
   const jpeg_decompress_struct& codec = reader.codec;
-  const bool in_scan =
-      codec.input_scan_number > 0 && codec.input_iMCU_row < codec.total_iMCU_rows;
+  const bool in_scan = codec.input_scan_number > 0 && codec.input_iMCU_row < codec.total_iMCU_rows;
   if (!in_scan) return;
   ++reader.signs;
   if (reader.lost > 0) return;
@@ -245,7 +243,8 @@ size_t find_hole(std::span<const std::byte> bytes, size_t first) noexcept {
   for (size_t at = first; at < bytes.size(); ++at) {
     const size_t start = at;
     while (at < bytes.size() && bytes[at] == std::byte{0}) ++at;
-    const bool last = at == bytes.size() || (at + 2 == bytes.size() && bytes[at] == std::byte{0xff});
+    const bool last =
+        at == bytes.size() || (at + 2 == bytes.size() && bytes[at] == std::byte{0xff});
     if (at - start > longest || (last && at - start >= kLastHoleBytes)) {
       longest = std::max(longest, at - start);
       hole = std::min(hole, start);
@@ -293,9 +292,10 @@ void note_damage(const JpegReader& reader, bool scans_lack, std::span<const std:
     if (left_over && detail.empty()) detail = "data between restart marks is left over";
   }
   if (!known) {
-    throw_damaged(kFormat, name, std::to_string(reader.left_over) +
-                                     " bytes of its data are left over, so an unknown share of "
-                                     "its pixels is wrong");
+    throw_damaged(kFormat, name,
+                  std::to_string(reader.left_over) +
+                      " bytes of its data are left over, so an unknown share of "
+                      "its pixels is wrong");
   }
   result.image.warnings = warn_of_missing(lost, kFormat, name, detail);
 }

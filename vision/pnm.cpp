@@ -118,8 +118,8 @@ DecodedImage decode_pnm(std::span<const std::byte> bytes, const std::string& nam
   const int64_t count = header.height * header.width * header.channels;
   const auto needed = static_cast<size_t>(count * (wide ? 2 : 1));
   const size_t missing = needed - std::min(needed, header.samples.size());
-  auto warnings = warn_of_missing(static_cast<double>(missing) / static_cast<double>(needed),
-                                  kFormat, name);
+  auto warnings =
+      warn_of_missing(static_cast<double>(missing) / static_cast<double>(needed), kFormat, name);
   const auto samples = std::as_bytes(std::span(header.samples));
   std::vector<std::byte> padded;
   if (missing > 0) padded = with_zeros(samples, needed);

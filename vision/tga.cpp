@@ -142,8 +142,8 @@ DecodedImage decode_tga(std::span<const std::byte> bytes, const std::string& nam
   const size_t pixel_bytes = header.pixel_bytes();
   Runs runs{.bytes = data.size(), .missing = pixels - std::min(pixels, data.size() / pixel_bytes)};
   if (header.run_lengths) runs = whole_runs(data, pixels, pixel_bytes);
-  auto warnings = warn_of_missing(
-      static_cast<double>(runs.missing) / static_cast<double>(pixels), kFormat, name);
+  auto warnings = warn_of_missing(static_cast<double>(runs.missing) / static_cast<double>(pixels),
+                                  kFormat, name);
   std::vector<std::byte> padded;
   if (runs.missing > 0) {
     padded = with_zeros(data.first(runs.bytes), header.run_lengths ? 0 : pixels * pixel_bytes);

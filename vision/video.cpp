@@ -162,14 +162,13 @@ void warn_of_missing_frames(VideoInfo& info, int64_t missing) {
   const auto all = static_cast<double>(info.frames + missing);
   const double share = static_cast<double>(missing) / all;
   const bool refused = share > kMostMissing;
-  const std::string lacking =
-      missing > 0 ? fmt::format("{} of {} frames are missing ({})", missing, info.frames + missing,
-                                percent(share))
-                  : fmt::format("only its first {} frame{} whole", info.frames,
-                                info.frames == 1 ? " is" : "s are");
-  const std::string found =
-      fmt::format("is a {} that ends early{}: {}; copy or download it again", info.format,
-                  refused ? " (truncated)" : "", lacking);
+  const std::string lacking = missing > 0
+                                  ? fmt::format("{} of {} frames are missing ({})", missing,
+                                                info.frames + missing, percent(share))
+                                  : fmt::format("only its first {} frame{} whole", info.frames,
+                                                info.frames == 1 ? " is" : "s are");
+  const std::string found = fmt::format("is a {} that ends early{}: {}; copy or download it again",
+                                        info.format, refused ? " (truncated)" : "", lacking);
   if (refused) throw_video(ErrorCode::kCorruptFile, info.name, found);
   info.warnings.push_back(fmt::format("video {} {}", info.name, found));
 }

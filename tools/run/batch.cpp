@@ -155,8 +155,7 @@ class Batch {
                                         next_record != nullptr ? &next_record->request : nullptr);
       note_memory();
       for (const std::string& warning : warnings) log_.warn(*record, warning);
-      running_.push_back(
-          {key, record, std::move(prepared.clips), max_tokens, std::move(warnings)});
+      running_.push_back({key, record, std::move(prepared.clips), max_tokens, std::move(warnings)});
     } catch (const std::exception&) {
       if (interrupted() && is_cancellation(std::current_exception()))
         return false;  // the next run's

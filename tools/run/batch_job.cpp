@@ -73,8 +73,10 @@ std::optional<BatchJob> open_batch(const RunOptions& options) {
   take_part(records, options);
   job.output = std::make_unique<Output>(path, job.settings, options.lean);
   Output* const output = job.output.get();
-  for (const std::string& other : other_outputs(options.batch_out, options.shard)) {
-    output->read_also(other, job.settings, /*join=*/options.shard.count == 1);
+  if (options.batch_out != kStandardOutput) {
+    for (const std::string& other : other_outputs(options.batch_out, options.shard)) {
+      output->read_also(other, job.settings, /*join=*/options.shard.count == 1);
+    }
   }
   const size_t all = records.size();
   std::erase_if(records, [&](const Record& record) { return output->has(record); });

@@ -76,7 +76,6 @@ class Chat {
     request.images = images_;
     request.videos = clips_;
     print_warnings(foreign_placeholders(session_.model(), {&request.messages.back(), 1}));
-    const int max_tokens = request.max_tokens;
     const std::vector<ChatMessage> asked = request.messages;
     const auto print = [](std::string_view piece) {
       std::fwrite(piece.data(), 1, piece.size(), stdout);

@@ -23,6 +23,8 @@
 #include "tools/run/report.h"
 #include "tools/run/requests.h"
 
+// `vlm-run --dry-run`: opens a model without weights, counts the tokens of the prompts, and divides
+// the memory that is left among sequences by the closed formulas of the cache.
 namespace kvlm {
 
 namespace {
@@ -42,14 +44,14 @@ struct Prompts {
   int64_t visual = 0;
   SequenceSize longest;
 
-  void add(const PromptOutline& outline, int max_tokens, int context) {
+  void add(const PromptOutline& outline, const Requests& requests) {
     ++count;
     tokens += outline.rows;
     visual += outline.visual_rows;
     if (outline.rows < longest.prompt_rows) return;
     longest.prompt_rows = static_cast<int>(outline.rows);
     longest.visual_rows = static_cast<int>(outline.visual_rows);
-    longest.max_rows = static_cast<int>(std::min<int64_t>(outline.rows + max_tokens, context));
+    longest.max_rows = requests.rows(outline);
   }
 };
 
@@ -102,7 +104,7 @@ Prompts prompts_of_records(const RunOptions& options, Requests& requests) {
     if (interrupted()) throw Error(ErrorCode::kCancelled, "interrupted");
     try {
       const OpenRecord open = requests.open(record);
-      prompts.add(open.outline, requests.max_tokens(), requests.context());
+      prompts.add(open.outline, requests);
     } catch (const Error& error) {
       if (++prompts.failed > kPrinted) continue;
       const std::string who = Requests::name_of(record);
@@ -125,8 +127,7 @@ int dry_run(const RunOptions& options, const std::vector<OpenPicture>& pictures,
   if (options.batch_in.empty()) {
     const std::vector<OpenClip> clips =
         choose_frames(session.model(), std::move(videos), options.sampling);
-    prompts.add(requests.outline(shapes_of(pictures), clips_of(clips)), requests.max_tokens(),
-                requests.context());
+    prompts.add(requests.outline(shapes_of(pictures), clips_of(clips)), requests);
   } else {
     prompts = prompts_of_records(options, requests);
   }

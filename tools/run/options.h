@@ -39,10 +39,10 @@ struct RunOptions {
   bool lean = false;
   std::vector<std::string> devices;    ///< of --gpus, or of a --device that names several
   std::vector<std::string> arguments;  ///< as typed, the program's name first
-  bool dry = false;              ///< plan only
-  std::optional<size_t> memory;  ///< that a plan may assume
-  Shard shard;              ///< of the batch
-  bool shard_told = false;  ///< by the environment, not by --shard
+  bool dry = false;                    ///< plan only
+  std::optional<size_t> memory;        ///< that a plan may assume
+  Shard shard;                         ///< of the batch
+  bool shard_told = false;             ///< by the environment, not by --shard
   std::optional<size_t> kv_memory;
 };
 

@@ -54,8 +54,8 @@ bool StreamedRecords::read_more(int patience_ms) {
                 fmt::format("--batch - cannot be read: {}; give a JSON Lines file of records",
                             std::strerror(errno)));
   }
-  text_.append(block.data(), static_cast<size_t>(count));
   ended_ = count == 0;
+  text_ += decoder_.decode({block.data(), static_cast<size_t>(count)}, ended_);
   return true;
 }
 
@@ -64,7 +64,7 @@ void StreamedRecords::parse_lines() {
     if (!skip_(record)) lines_.push_back(std::make_shared<const Record>(std::move(record)));
   };
   if (!begun_) {
-    const size_t start = text_.find_first_not_of(" \t\r\n\xef\xbb\xbf");  // with a mark or without
+    const size_t start = text_.find_first_not_of(" \t\n");
     if (start == std::string::npos && !ended_) return;
     begun_ = true;
     whole_ = start == std::string::npos || text_[start] != '{';

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/loading/plain_text.h"
 #include "tools/run/records.h"
 
 namespace kvlm {
@@ -56,7 +57,8 @@ class StreamedRecords final : public RecordSource {
 
   std::function<bool(const Record&)> skip_;
   RecordLines parser_;
-  std::string text_;  // without a newline at its end so far
+  TextDecoder decoder_{"--batch -"};
+  std::string text_;  // decoded, and without a newline at its end so far
   std::deque<std::shared_ptr<const Record>> lines_;
   bool whole_ = false;  // no line of records: read to the end first
   bool begun_ = false;

@@ -19,7 +19,6 @@ std::string Requests::name_of(const Record& record) {
   return fmt::format("{} {}", record.listed ? "image" : "line", record.line);
 }
 
-/// What a record asks: its own prompt, else -p, else for a caption.
 std::vector<ChatMessage> Requests::conversation(const std::string& prompt, size_t images,
                                                 size_t videos) const {
   const std::string& question = prompt.empty() ? options_.prompt : prompt;
@@ -46,6 +45,10 @@ PromptOutline Requests::outline(const std::vector<PictureShape>& images,
                      ? "give fewer images, or ask about each by itself: --batch FOLDER --out "
                        "OUT.jsonl"
                      : "give a shorter prompt");
+}
+
+int Requests::rows(const PromptOutline& outline) const {
+  return static_cast<int>(std::min<int64_t>(outline.rows + max_tokens(), context()));
 }
 
 OpenRecord Requests::open(const Record& record) const {

@@ -28,14 +28,17 @@ class Requests {
   PromptOutline outline(const std::vector<PictureShape>& images,
                         const std::vector<Clip>& clips) const;
 
+  /// What is asked about so many of them: `prompt`, else -p, else for a caption.
+  std::vector<ChatMessage> conversation(const std::string& prompt, size_t images,
+                                        size_t videos) const;
+  /// Tokens that the prompt and its answer take at most, within the context.
+  int rows(const PromptOutline& outline) const;
   int max_tokens() const { return options_.max_tokens.value_or(model_.defaults().max_tokens); }
   int context() const { return model_.decoder().max_positions(); }
   /// Fit for messages.
   static std::string name_of(const Record& record);
 
  private:
-  std::vector<ChatMessage> conversation(const std::string& prompt, size_t images,
-                                        size_t videos) const;
   PromptOutline outline(const std::string& prompt, const std::vector<PictureShape>& images,
                         const std::vector<Clip>& clips, const std::string& who,
                         const char* cure) const;
