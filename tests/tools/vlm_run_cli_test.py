@@ -248,10 +248,10 @@ BAD_PICTURES = [
     ("PNG cut", "cut.png", lambda: PICTURE.read_bytes()[:2000], []),
     ("PNG cut in its header", "head.png", lambda: PICTURE.read_bytes()[:20], []),
     ("PNG of 10^10 pixels", "huge.png", huge_png, []),
-    ("JPEG cut", "cut.jpg", lambda: JPEG.read_bytes()[:len(JPEG.read_bytes()) * 6 // 10], []),
+    ("JPEG cut", "cut.jpg", lambda: JPEG.read_bytes()[:len(JPEG.read_bytes()) * 2 // 10], []),
     ("JPEG of three bytes", "head.jpg", lambda: b"\xff\xd8\xff", []),
     ("GIF cut", "still.gif", lambda: GIF[:-4], ["GIF", "truncated"]),
-    ("TIFF", "scan.tif", lambda: b"II*\0\x08\0\0\0", ["TIFF", "PNG or JPEG"]),
+    ("TIFF", "scan.tif", lambda: b"II*\0\x08\0\0\0", ["TIFF"]),
     ("WebP damaged", "photo.webp", lambda: b"RIFF\x24\0\0\0WEBPVP8 " + bytes(40), ["WebP"]),
 ]
 
@@ -436,7 +436,7 @@ class Requests(VlmRun):
         commands += [[PROGRAM, "-m", MODEL, "--image", PICTURE, "--kv", "@" + hostile], [PROGRAM, hostile + ".png"],
                      [PROGRAM, "--" + hostile], [PROGRAM, "-" + hostile], [PROGRAM, "-m", hostile, PICTURE],
                      [PROGRAM, "--batch", hostile, "--out", self.folder / "o"],
-                     [PROGRAM, "-m", MODEL, "--batch", PICTURE.parent, "--out", self.folder / "no" / hostile / "o"],
+                     [PROGRAM, "-q", "-m", MODEL, "--batch", PICTURE.parent, "--out", self.folder / "no" / hostile / "o"],
                      [kv, "list", hostile], [kv, hostile], [kv, "explain", hostile, "--tokens", "5"],
                      [kv, "explain", "f16", "--tokens", hostile], [kv, "explain", "f16", "--tokens", "5", "-m", hostile],
                      [kv, "fidelity", "--kv", "f16", "--data", hostile], [kv, "profile", "--data", "x", "--out", hostile],
@@ -658,7 +658,7 @@ class Chats(VlmRun):
     def test_a_line_has_a_bound(self):
         with open("/dev/zero", "rb") as zero:
             result = subprocess.run([PROGRAM, "-m", MODEL, "--chat", "-q"], stdin=zero, capture_output=True, timeout=TIMEOUT_S)
-        self.assert_refused(result, 1, ["a line of the chat has more than 4 MiB"])
+        self.assert_refused(result, 1, ["--chat's input line 1 is longer than 16777216 bytes"])
 
     def test_lines_between_quotes_are_one_question(self):
         result = self.chat(['"""what', "", '/clear is it"""', "and now"])

@@ -34,7 +34,7 @@ class Shards(VlmRun):
 
     def command(self, *more, batch=None):
         return ["-m", MODEL, "--batch", batch or self.input, "--out", self.output, "-n", 3,
-                "-t", 1, *more]
+                "-t", 1, "--batch-size", 1, *more]
 
     def told(self, variables):
         environment = {name: value for name, value in os.environ.items()
