@@ -173,7 +173,7 @@ def measured(*columns):
 
 
 # Times, rates, threads and the last digits of a divergence depend on the machine.
-MEASURED = re.compile(r"\d[\d,.]*(?= ?(?:ms|s|min|%|GB/s|GFLOP/s|images/s|tokens/s|threads)(?!\w))|\([\d.]+ to [\d.]+\)|\d\.\d{4,}")
+MEASURED = re.compile(r"\d[\d,.]*(?= ?(?:ms|s|min|%|GB/s|GFLOP/s|images/s|records/s|tokens/s|threads)(?!\w))|\([\d.]+ to [\d.]+\)|\d\.\d{4,}")
 
 
 def as_shown(lines):
@@ -240,7 +240,8 @@ DOCUMENTED = [
     Case("vlm-run --image a.png --chat", [prints("seven")], stdin="How many objects are there?\n/quit\n"),
     Case("vlm-run --image a.png --json", [one(lambda row: row["visual_tokens"] == 576 and row["kv"]["spec"] == "f16")]),
     Case("vlm-run --batch in.jsonl --out out.jsonl --batch-size 8", [answered("out.jsonl", 2)]),
-    Case("vlm-run --batch in.jsonl --out out.jsonl --shard 2/4", [answered("out.2-of-4.jsonl", 1)]),
+    Case("vlm-run --batch in.jsonl --out out.jsonl --shard 2/4", [answered("parts.2-of-4.jsonl", 1)],
+         {"--out out.jsonl": "--out parts.jsonl"}),
     Case("vlm-run -m synthetic:llava-1.5-7b,layers=4 --image a.png",
          [reports(f"{RELEASED},layers=1", "answer   2 tokens")],
          {"synthetic:llava-1.5-7b,layers=4": f"{RELEASED},layers=1 -n 2"}),
@@ -530,13 +531,15 @@ OPTIONS = [
 
     Case("vlm-bench vision -m golden/internvl --device cpu --dtype f32 -t 2 --size 30x60 --batch 2 --repeats 2 --json",
          [one(lambda row: row["tokens"] == 12 and row["encode"]["median"] > 0)]),
+    Case("vlm-run --batch in.jsonl --out lean.jsonl --lean", [answered("lean.jsonl", 2)]),
+    Case("vlm-run --batch in.jsonl --out gpus.jsonl --gpus 99", [complains("--gpus 99 needs 99 GPUs")], status=2),
     Case("vlm-kv explain --kv snapkv --bits 4 --tokens 600 --json", [one(lambda row: abs(row["stored_bits"] - 4) < 0.05)]),
     Case("vlm-kv fidelity --kv snapkv --bits 8 --data captions.jsonl --records 1 --layer-records 0 -n 8 --json",
          [one(lambda row: "keep=0." in row["spec"])]),
     Case("vlm-kv fidelity --kv int4 --data captions.jsonl --records 1 -n 8 --plot plots/fig.pdf --style paper",
-         [prints("int4")], needs="matplotlib"),
-    Case("vlm-kv values -m pocket --data captions.jsonl --records 1 --plot plots/fig.svg --style paper", [prints("keys")],
-         needs="matplotlib"),
+         [plotted("plots/fig.pdf")]),
+    Case("vlm-kv values -m pocket --data captions.jsonl --records 1 --plot plots/fig.svg --style paper",
+         [plotted("plots/fig.svg")]),
     Case("vlm-kv list --json", [one(lambda row: len(row["policies"]) > 10)]),
     Case("vlm-kv fidelity --kv f16 --kv uniform,keep=1 --data captions.jsonl --json", [exact]),
     Case("vlm-kv fidelity --kv f16 --data captions.jsonl --batch-size 3 --json --per-record", [exact]),

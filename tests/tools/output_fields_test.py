@@ -44,12 +44,12 @@ RUNS = {
         f"vlm-run -q {CPU} -n 2 --batch FOLDER/images.jsonl --out FOLDER/a.jsonl --dtype f32 --image-backend pil "
         "--image-aspect pad --kv prefixkv,keep=0.5 --kv-profile FOLDER/profile.json -p Hello --system Briefly --temp 1 --top-k 2 "
         "--top-p 0.9 --repeat-penalty 1.1 --seed 7 --stop x --stop y",
-        f"vlm-run -q {INTERNVL} -n 2 --batch FOLDER/images.jsonl --out FOLDER/b.jsonl --tiles 2 --batch-size 2 -p <video>",
+        f"vlm-run -q {INTERNVL} -n 2 --batch FOLDER/images.jsonl --out FOLDER/b.jsonl --tiles 2 --batch-size 2",
         f"vlm-run -q {QWEN} -n 2 --batch FOLDER/videos.jsonl --out FOLDER/c.jsonl --frames 4 --min-pixels 800 --max-pixels 1024",
-        f"vlm-run -q {QWEN} -n 2 --batch FOLDER/videos.jsonl --out FOLDER/d.jsonl --fps 2"],
+        f"vlm-run -q {QWEN} -n 2 --batch FOLDER/videos.jsonl --out FOLDER/d.jsonl --fps 2 -p <video>"],
     "vlm-run dry run": [f"vlm-run --dry-run {CPU} {IMAGE} --json"],
     "vlm-kv list": ["vlm-kv list --json"],
-    "vlm-kv explain": ["vlm-kv explain kivi --tokens 600 --visual 576 --json", "vlm-kv explain f16 --tokens 70000 --json"],
+    "vlm-kv explain": ["vlm-kv explain kivi --tokens 600 --visual 576 --json", "vlm-kv explain snapkv --tokens 70000 --json"],
     "vlm-kv fidelity": [f"vlm-kv fidelity {DATA} -n 3 --kv int4 --json --per-record"],
     "vlm-kv fidelity, CSV": [f"vlm-kv fidelity {DATA} -n 3 --kv int4 --csv"],
     "vlm-kv values": [f"vlm-kv values {DATA} --json"],

@@ -151,12 +151,12 @@ class PhasesTest(unittest.TestCase):
                 self.assertNotIn("100 %", terminal.text)
 
     def test_ctrl_c_is_obeyed_while_standard_input_is_awaited(self):
-        for arguments in (("--image", "-"), ("-p", "-"), ("--batch", "-", "--out", os.devnull)):
+        for arguments in (("--image", "-"), ("-p", "-"), ("--batch", "-", "--out", "-")):
             with self.subTest(arguments), Terminal("-m", MODEL, *arguments) as terminal:
                 terminal.wait_until_it_reads()
                 terminal.type("\x03")
                 self.assertEqual(terminal.status(), 130)
-                self.assertIn("vlm-run: interrupted", terminal.text)  # the first one is enough
+                self.assertRegex(terminal.text, "vlm-run: interrupted|batch: 0 records done")  # the first one is enough
 
     def test_ctrl_c_is_obeyed_while_it_answers(self):
         with Terminal("-m", MODEL, "--image", PICTURE, "-n", "400", "-t", "1", "--json",

@@ -281,7 +281,7 @@ class Throughput(unittest.TestCase):
 
     def test_help_says_what_is_made_up(self):
         text = " ".join(run("--help").stdout.split())
-        for words in ("random keys and values", "5G (1e9)"):
+        for words in ("random keys and values", "5GB (1e9)"):
             self.assertIn(words, text)
 
 
