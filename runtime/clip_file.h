@@ -10,15 +10,15 @@
 
 namespace kvlm {
 
-/// A video whose frames a model, which must outlive this, has chosen. None is decoded: what a prompt
-/// needs room for follows from `clip` alone.
+/// A video whose frames a model, which must outlive this, has chosen. None is decoded: what a
+/// prompt needs room for follows from `clip` alone.
 struct OpenClip {
   std::unique_ptr<VideoFile> file;
   Clip clip;
   const Model* model;
 
-  /// The frames, each resized by Model::fit_frame() as it is decoded; the warnings of the frames are
-  /// among the clip's. Throws as VideoFile::decode(), and Error{kOutOfMemory} for more than
+  /// The frames, each resized by Model::fit_frame() as it is decoded; the warnings of the frames
+  /// are among the clip's. Throws as VideoFile::decode(), and Error{kOutOfMemory} for more than
   /// kMaxRequestPixels in all.
   DecodedClip decode() const;
   /// Lets go of what decode() does not need, until it is called.

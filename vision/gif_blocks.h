@@ -86,7 +86,7 @@ class GifReader {
 
 /// What of a frame's pixels its codes do not hold.
 struct GifLoss {
-  double missing = 0;   // share of the pixels
+  double missing = 0;  // share of the pixels
   std::string detail;  // empty where the file ends
 };
 

@@ -97,7 +97,8 @@ TEST(Damage, AJpegStatesWhatIsMissing) {
       const auto length = static_cast<size_t>(static_cast<double>(whole.size()) * part);
       const std::string cut = whole.substr(0, length);
       const std::string zeros(whole.size() - length + 100, '\0');
-      for (const std::string& file : {cut, cut + "\xff\xd9", cut + zeros, cut + zeros + "\xff\xd9"}) {
+      for (const std::string& file :
+           {cut, cut + "\xff\xd9", cut + zeros, cut + zeros + "\xff\xd9"}) {
         SCOPED_TRACE(fmt::format("{} {} {}", name, part, file.size()));
         const double stated = stated_percent(file);
         if (stated == 100) continue;  // small files are most of all headers
@@ -187,8 +188,7 @@ TEST(Damage, ClippedGreyIsStated) {
     ASSERT_EQ(image.warnings.size(), 1u) << name;
     EXPECT_THAT(image.warnings[0], AllOf(HasSubstr("16-bit grey"), HasSubstr("become white"),
                                          HasSubstr("convert it to 8 bits")));
-    const double white = 100 *
-                         static_cast<double>(std::ranges::count(image.rgb, uint8_t{255})) /
+    const double white = 100 * static_cast<double>(std::ranges::count(image.rgb, uint8_t{255})) /
                          static_cast<double>(image.rgb.size());
     const size_t end = image.warnings[0].find(" % of its pixels");
     const double stated =

@@ -163,7 +163,8 @@ TEST(Image, EveryTruncationIsStated) {
         }
       }
     }
-    EXPECT_TRUE(served > 0 || name.starts_with("animated") || whole.height * whole.width < 20) << name;
+    EXPECT_TRUE(served > 0 || name.starts_with("animated") || whole.height * whole.width < 20)
+        << name;
   }
 }
 

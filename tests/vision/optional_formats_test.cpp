@@ -23,8 +23,9 @@ using ::testing::HasSubstr;
 
 bool is_read(const std::string& name) {
   const std::string_view tiff = "II*\0\0\0\0\0\0\0\0\0"sv;
-  const std::string_view heic = "\0\0\0\x18"
-                                "ftypheic"sv;
+  const std::string_view heic =
+      "\0\0\0\x18"
+      "ftypheic"sv;
   return name.ends_with(".tif") ? is_tiff(tiff) : is_heif(heic);
 }
 

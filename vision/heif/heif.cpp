@@ -88,8 +88,7 @@ DecodedImage decode_heif(std::span<const std::byte> bytes, const std::string& na
              name);
   const Pixels pixels(decoded);
   int stride = 0;
-  const uint8_t* rows =
-      heif_image_get_plane_readonly(decoded, heif_channel_interleaved, &stride);
+  const uint8_t* rows = heif_image_get_plane_readonly(decoded, heif_channel_interleaved, &stride);
   if (rows == nullptr || heif_image_get_width(decoded, heif_channel_interleaved) != width ||
       heif_image_get_height(decoded, heif_channel_interleaved) != height) {
     throw_damaged(kFormat, name, "its sizes differ");

@@ -16,8 +16,8 @@
 #include "vision/decoders.h"
 
 // TIFF through libtiff, the first image, as Pillow converts it: samples of 16 bits keep their high
-// byte, 16-bit grey is clipped at 255, alpha is dropped. libtiff decompresses; what the samples mean
-// is decided here.
+// byte, 16-bit grey is clipped at 255, alpha is dropped. libtiff decompresses; what the samples
+// mean is decided here.
 namespace kvlm {
 
 namespace {
@@ -113,10 +113,10 @@ ImageHeader header_of(TIFF* tiff) {
 
 /// What the samples of a pixel mean.
 struct Layout {
-  size_t bits = 0;      // of a sample: 1, 8 or 16
-  size_t samples = 0;   // of a pixel
+  size_t bits = 0;       // of a sample: 1, 8 or 16
+  size_t samples = 0;    // of a pixel
   uint16_t meaning = 0;  // PHOTOMETRIC_...
-  bool planes = false;  // each sample by itself
+  bool planes = false;   // each sample by itself
   std::array<const uint16_t*, 3> palette{};
 
   /// Samples of a pixel in one row of a strip or tile.
@@ -128,17 +128,18 @@ Layout layout_of(TIFF* tiff, const std::string& name) {
   layout.bits = field<uint16_t>(tiff, TIFFTAG_BITSPERSAMPLE, 1);
   layout.samples = field<uint16_t>(tiff, TIFFTAG_SAMPLESPERPIXEL, 1);
   layout.meaning = field<uint16_t>(tiff, TIFFTAG_PHOTOMETRIC, PHOTOMETRIC_MINISBLACK);
-  layout.planes = field<uint16_t>(tiff, TIFFTAG_PLANARCONFIG, PLANARCONFIG_CONTIG) ==
-                  PLANARCONFIG_SEPARATE;
+  layout.planes =
+      field<uint16_t>(tiff, TIFFTAG_PLANARCONFIG, PLANARCONFIG_CONTIG) == PLANARCONFIG_SEPARATE;
   const auto compression = field<uint16_t>(tiff, TIFFTAG_COMPRESSION, COMPRESSION_NONE);
   if (layout.meaning == PHOTOMETRIC_YCBCR && compression == COMPRESSION_JPEG) {
     TIFFSetField(tiff, TIFFTAG_JPEGCOLORMODE, JPEGCOLORMODE_RGB);
     layout.meaning = PHOTOMETRIC_RGB;
   }
   const auto format = field<uint16_t>(tiff, TIFFTAG_SAMPLEFORMAT, SAMPLEFORMAT_UINT);
-  const bool grey = layout.meaning == PHOTOMETRIC_MINISBLACK ||
-                    layout.meaning == PHOTOMETRIC_MINISWHITE;
-  const bool sizes = layout.bits == 8 || (layout.bits == 16 && layout.meaning != PHOTOMETRIC_MINISWHITE) ||
+  const bool grey =
+      layout.meaning == PHOTOMETRIC_MINISBLACK || layout.meaning == PHOTOMETRIC_MINISWHITE;
+  const bool sizes = layout.bits == 8 ||
+                     (layout.bits == 16 && layout.meaning != PHOTOMETRIC_MINISWHITE) ||
                      (layout.bits == 1 && grey && layout.samples == 1);
   bool known = sizes && format == SAMPLEFORMAT_UINT && layout.samples <= 4;
   if (layout.meaning == PHOTOMETRIC_PALETTE) {
@@ -254,9 +255,8 @@ DecodedImage decode_tiff(std::span<const std::byte> bytes, const std::string& na
         const size_t rows = std::min(tile_height, height - top);
         const size_t columns = std::min(tile_width, width - left);
         const auto wanted = static_cast<tmsize_t>(tiled ? tile.size() : rows * row_bytes);
-        const tmsize_t got =
-            tiled ? TIFFReadEncodedTile(tiff.get(), number, tile.data(), wanted)
-                  : TIFFReadEncodedStrip(tiff.get(), number, tile.data(), wanted);
+        const tmsize_t got = tiled ? TIFFReadEncodedTile(tiff.get(), number, tile.data(), wanted)
+                                   : TIFFReadEncodedStrip(tiff.get(), number, tile.data(), wanted);
         if (got < wanted) {
           missing += rows * columns;
           continue;
@@ -271,8 +271,8 @@ DecodedImage decode_tiff(std::span<const std::byte> bytes, const std::string& na
     }
   }
   const double pixels = static_cast<double>(height) * static_cast<double>(width);
-  result.image.warnings = warn_of_missing(
-      std::min(static_cast<double>(missing) / pixels, 1.0), kFormat, name, source.message);
+  result.image.warnings = warn_of_missing(std::min(static_cast<double>(missing) / pixels, 1.0),
+                                          kFormat, name, source.message);
   for (std::string& warning :
        warn_of_clipped(static_cast<double>(clipped) / pixels, kFormat, name)) {
     result.image.warnings.push_back(std::move(warning));
