@@ -9,7 +9,7 @@
 namespace kvlm {
 
 /// A message as the terminal gets it: line ends stay, everything else that printable() escapes is
-/// escaped, whoever wrote it (a name, an argument, an environment variable, a library).
+/// escaped, whatever it is from (a name, an argument, an environment variable, a library).
 std::string safe_message(std::string_view text);
 
 /// Writes text to stderr as it is, in one piece: for what moves the cursor. Never throws: a stderr

@@ -50,7 +50,7 @@ std::vector<LayerSelection> select_evenly(const Retention& retention, const Cach
 }
 
 LayerCounts counts_of_all(const PromptSize& prompt) {
-  // Pictures in the middle of the prompt.
+  // Images in the middle of the prompt.
   const int text_before = (prompt.tokens - prompt.visual) / 2;
   const int text_behind = prompt.tokens - prompt.visual - text_before;
   return {prompt.tokens, prompt.visual, prompt.visual > 0 ? 1 : 0, 0, false, text_behind};

@@ -189,7 +189,7 @@ class Devices {
   }
 
  private:
-  /// To whoever has fewest.
+  /// Each to the process that has fewest.
   void give_records() {
     for (;;) {
       Worker& worker =

@@ -106,7 +106,7 @@ struct PreparedRecords::State final : Watch {
     return true;
   }
 
-  /// The first entry that nobody works on. Locked.
+  /// The first entry that no thread works on. Locked.
   Entry* claim() noexcept {
     for (const auto& entry : held) {
       if (!is_wanted(*entry)) break;
@@ -192,7 +192,7 @@ struct PreparedRecords::State final : Watch {
     }
   }
 
-  /// Prepares the next records on the pool: with no threads of its own, nobody else is there.
+  /// Prepares the next records on the pool, which is idle where this has no threads of its own.
   void run_wave() {
     std::vector<std::pair<Entry*, std::exception_ptr>> wave;
     std::unique_lock lock(mutex);

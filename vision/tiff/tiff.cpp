@@ -116,11 +116,11 @@ struct Layout {
   size_t bits = 0;       // of a sample: 1, 8 or 16
   size_t samples = 0;    // of a pixel
   uint16_t meaning = 0;  // PHOTOMETRIC_...
-  bool planes = false;   // each sample by itself
+  bool planar = false;   // each sample by itself
   std::array<const uint16_t*, 3> palette{};
 
   /// Samples of a pixel in one row of a strip or tile.
-  size_t together() const noexcept { return planes ? 1 : samples; }
+  size_t together() const noexcept { return planar ? 1 : samples; }
 };
 
 Layout layout_of(TIFF* tiff, const std::string& name) {
@@ -128,7 +128,7 @@ Layout layout_of(TIFF* tiff, const std::string& name) {
   layout.bits = field<uint16_t>(tiff, TIFFTAG_BITSPERSAMPLE, 1);
   layout.samples = field<uint16_t>(tiff, TIFFTAG_SAMPLESPERPIXEL, 1);
   layout.meaning = field<uint16_t>(tiff, TIFFTAG_PHOTOMETRIC, PHOTOMETRIC_MINISBLACK);
-  layout.planes =
+  layout.planar =
       field<uint16_t>(tiff, TIFFTAG_PLANARCONFIG, PLANARCONFIG_CONTIG) == PLANARCONFIG_SEPARATE;
   const auto compression = field<uint16_t>(tiff, TIFFTAG_COMPRESSION, COMPRESSION_NONE);
   if (layout.meaning == PHOTOMETRIC_YCBCR && compression == COMPRESSION_JPEG) {
@@ -174,19 +174,19 @@ uint8_t sample_at(const Layout& layout, const std::byte* row, size_t index) noex
   return static_cast<uint8_t>(std::min<uint16_t>(value, 255));
 }
 
-/// Writes a row of a strip or tile, of the sample `plane` alone if they are apart.
-void put_row(const Layout& layout, const std::byte* row, size_t width, size_t plane,
+/// Writes a row of a strip or tile, of the sample `sample` alone if they are apart.
+void put_row(const Layout& layout, const std::byte* row, size_t width, size_t sample,
              uint8_t* out) noexcept {
   const size_t together = layout.together();
   for (size_t x = 0; x < width; ++x, out += 3) {
     if (layout.meaning == PHOTOMETRIC_RGB) {
-      if (layout.planes && plane < 3) out[plane] = sample_at(layout, row, x);
-      for (size_t c = 0; !layout.planes && c < 3; ++c) {
+      if (layout.planar && sample < 3) out[sample] = sample_at(layout, row, x);
+      for (size_t c = 0; !layout.planar && c < 3; ++c) {
         out[c] = sample_at(layout, row, x * together + c);
       }
       continue;
     }
-    if (plane > 0) continue;  // alpha
+    if (sample > 0) continue;  // alpha
     const uint8_t value = sample_at(layout, row, x * together);
     for (size_t c = 0; c < 3; ++c) {
       out[c] = layout.meaning == PHOTOMETRIC_PALETTE
@@ -249,7 +249,7 @@ DecodedImage decode_tiff(std::span<const std::byte> bytes, const std::string& na
   size_t missing = 0;  // pixels
   size_t clipped = 0;
   uint32_t number = 0;
-  for (size_t plane = 0; plane < (layout.planes ? layout.samples : 1); ++plane) {
+  for (size_t sample = 0; sample < (layout.planar ? layout.samples : 1); ++sample) {
     for (size_t top = 0; top < height; top += tile_height) {
       for (size_t left = 0; left < width; left += tile_width, ++number) {
         const size_t rows = std::min(tile_height, height - top);
@@ -263,7 +263,7 @@ DecodedImage decode_tiff(std::span<const std::byte> bytes, const std::string& na
         }
         for (size_t y = 0; y < rows; ++y) {
           const std::byte* row = tile.data() + y * row_bytes;
-          put_row(layout, row, columns, plane,
+          put_row(layout, row, columns, sample,
                   result.image.rgb.data() + ((top + y) * width + left) * 3);
           if (layout.bits == 16 && layout.samples == 1) clipped += count_clipped(row, columns);
         }
