@@ -59,7 +59,8 @@ RUNS = {
     "vlm-bench throughput": [f"vlm-bench throughput {SMALL} --batch 2 --answer-tokens 5 --json",
                              f"vlm-bench throughput {SMALL} --kv-memory 1K --json"],
     "vlm-bench throughput, CSV": [f"vlm-bench throughput {SMALL} --batch 2 --csv"],
-    "vlm-bench throughput, dry run": ["vlm-bench throughput -m pocket --kv-memory 1K,1G --dry-run --json"],
+    "vlm-bench throughput, dry run": ["vlm-bench throughput -m pocket --kv-memory 1K,1G --dry-run --json",
+                                      "vlm-bench throughput -m pocket --memory 4G --dry-run --json"],
     "vlm-bench throughput, dry run, CSV": ["vlm-bench throughput -m pocket --kv-memory 1G --dry-run --csv"],
     "vlm-bench vision": [f"vlm-bench vision {CPU} --repeats 1 {IMAGE} --json"],
 }

@@ -46,9 +46,10 @@ def rows(*arguments, status=0, model=MODEL):
 WRONG = [
     (["--kv-memory", "1G", "--memory", "2G"], ["several of --kv-memory, --memory and --batch"]),
     (["--kv-memory", "1G", "--batch", "2"], ["several of"]),
-    (["--kv-memory", "5Q"], ['"5Q" is not a memory size']),
-    (["--kv-memory", "1G,lots"], ['"lots" is not a memory size']),
+    (["--kv-memory", "5Q"], ['--kv-memory is "5Q"; expected a memory size']),
+    (["--kv-memory", "1G,lots"], ['--kv-memory is "lots"']),
     (["--kv-memory", "-1G"], ["-1G"]),
+    (["--dry-run", "--memory", "1XB"], ['--memory is "1XB"; expected a memory size']),
     (["--memory", "1G"], ["--memory", "on the CPU", "--kv-memory"]),
     (["--batch", "0"], ["--batch"]),
     (["--batch", "2", "--prompt-tokens", "1000000"], ["--prompt-tokens 1000000", "context"]),
@@ -56,7 +57,6 @@ WRONG = [
     (["--batch", "2", "--json", "--csv"], ["--csv"]),
     (["--dry-run", "--answer-tokens", "500"], ["--dry-run", "--answer-tokens"]),
     (["--batch", "2", "--answer-tokens", "0"], ["--answer-tokens"]),
-    (["--dry-run", "--memory", "5G"], ["--memory", "--dry-run", "--kv-memory"]),
     (["--dry-run", "--batch", "2", "--kv", "kivi bits=2"], ["did you mean kivi,bits=2?"]),
 ]
 
@@ -223,6 +223,20 @@ class Throughput(unittest.TestCase):
             model=big).stdout)))
         self.assertEqual([row["batch"] == "" for row in found], [False, True, False, True])
         self.assertGreater(int(found[2]["batch"]), 3 * int(found[0]["batch"]))
+
+    def test_a_dry_run_bounds_what_is_beside_the_cache(self):
+        big = "synthetic:internvl2.5-8b"
+        found = [json.loads(line) for line in run("--memory", "20G,80G", "--kv", "f16", "--dry-run", "--json", model=big).stdout.splitlines()]
+        self.assertGreater(found[0]["weights_bytes"], 15e9)
+        for row, memory in zip(found, (20e9, 80e9)):
+            left = memory - row["weights_bytes"] - row["workspace_bytes"] - row["staging_bytes"]
+            self.assertEqual(row["batch"], left // (row["sequence_bytes"] + row["workspace_bytes_per_sequence"]))
+            self.assertLess(row["workspace_bytes"], 2.5e9)
+        self.assertGreater(found[1]["batch"], 100)
+        table = run("--memory", "80G,1G", "--kv", "f16", "--dry-run", model=big)
+        self.assertEqual(table.returncode, 1)
+        self.assertIn("of weights, and at most", table.stdout)
+        self.assertIn("1G does not hold one sequence", table.stdout)
 
     def test_what_the_machine_cannot_hold_is_refused_before_it_is_made(self):
         start = time.monotonic()

@@ -30,6 +30,31 @@ int64_t steps_of(const ThroughputOptions& options) {
   return kWarmUpSteps + int64_t{options.tokens} * options.repeats;
 }
 
+/// What a device holds apart from the cache.
+struct NotCache {
+  size_t weights = 0;
+  Workspaces workspaces;
+};
+
+/// What a run takes at most, where it would measure its workspaces.
+NotCache bound(const SessionOptions& options, const SequenceSize& size) {
+  // What a process has on a GPU before it asks for anything, kernels that are loaded when they are
+  // first launched, and libraries' own buffers.
+  constexpr size_t kOfTheDriver = size_t{1} << 30;
+  SessionOptions dry = options;
+  dry.dry = true;
+  Session session(dry);
+  Decoder& decoder = session.model().decoder();
+  const CacheShape shape = decoder.cache_shape();
+  // Of a prompt's random keys, values, queries and embeddings.
+  const int row = (2 * shape.kv_heads + shape.q_heads) * shape.head_dim + decoder.hidden();
+  const size_t random =
+      sizeof(float) * static_cast<size_t>(size.prompt_rows) * static_cast<size_t>(row);
+  return {session.weight_bytes(),
+          {kOfTheDriver + random + decoder.workspace_bytes(size.prompt_rows),
+           decoder.workspace_bytes(2) - decoder.workspace_bytes(1)}};
+}
+
 /// One line of --dry-run.
 struct PlannedRow {
   std::string spec;
@@ -43,7 +68,8 @@ struct PlannedRow {
 
 /// The rows of one spec, in the order of the budgets.
 std::vector<PlannedRow> planned(const std::string& text, const std::vector<Budget>& budgets,
-                                const CacheShape& shape, const SequenceSize& size) {
+                                const CacheShape& shape, const SequenceSize& size,
+                                const NotCache& other) {
   const CacheSpec spec = read_spec(text);
   Reservation each;
   std::string refusal;
@@ -56,21 +82,28 @@ std::vector<PlannedRow> planned(const std::string& text, const std::vector<Budge
   for (const Budget& budget : budgets) {
     PlannedRow& row = rows.emplace_back();
     row = {canonical(spec), budget.text, refusal, each, 0};
+    if (!refusal.empty()) continue;
     try {
-      if (refusal.empty()) row.batch = batch_of(budget, size.max_rows, each);
+      row.batch = batch_of(budget, size.max_rows, each, other.weights, other.workspaces);
     } catch (const Error& error) {
       row.error = error.what();
     }
   }
   return rows;
-}
+}  // namespace
 
 void print_table(const std::vector<PlannedRow>& rows, const ThroughputOptions& options,
-                 const SequenceSize& size) {
+                 const SequenceSize& size, const NotCache& other) {
   fmt::print(
       "{}: cache of prompts of {} visual and {} text tokens, {} tokens after the last "
       "step\nreserved: batch x sequence, plus staging once, during a prefill\n",
       options.session.model, options.prompt_tokens, options.text_tokens, size.max_rows);
+  if (other.weights > 0) {
+    fmt::print(
+        "apart from the cache: {} of weights, and at most {} of workspaces and {} a sequence\n",
+        human_bytes(other.weights), human_bytes(other.workspaces.fixed),
+        human_bytes(other.workspaces.per_sequence));
+  }
   size_t width = 4;
   for (const PlannedRow& row : rows) width = std::max(width, row.spec.size());
   fmt::print("{:<{}} {:>8} {:>7} {:>12} {:>12} {:>12}\n", "spec", width, "budget", "batch",
@@ -86,13 +119,19 @@ void print_table(const std::vector<PlannedRow>& rows, const ThroughputOptions& o
   }
 }
 
-void print_json(const PlannedRow& row, const ThroughputOptions& options, const SequenceSize& size) {
+void print_json(const PlannedRow& row, const ThroughputOptions& options, const SequenceSize& size,
+                const NotCache& other) {
   nlohmann::ordered_json json{{"model", options.session.model},
                               {"prompt_tokens", options.prompt_tokens},
                               {"text_tokens", options.text_tokens},
                               {"rows", size.max_rows},
                               {"spec", row.spec},
                               {"budget", row.budget}};
+  if (other.weights > 0) {
+    json.update({{"weights_bytes", other.weights},
+                 {"workspace_bytes", other.workspaces.fixed},
+                 {"workspace_bytes_per_sequence", other.workspaces.per_sequence}});
+  }
   if (!row.error.empty()) {
     json["error"] = row.error;
   } else {
@@ -129,10 +168,10 @@ std::vector<Budget> parse_budgets(const ThroughputOptions& options) {
   if (kinds == 0) return {{Budget::Kind::kBatch, "8", 8}};
   std::vector<Budget> budgets;
   for (const std::string& text : options.kv_memory) {
-    budgets.push_back({Budget::Kind::kCache, text, parse_bytes(text)});
+    budgets.push_back({Budget::Kind::kCache, text, parse_bytes("--kv-memory", text)});
   }
   for (const std::string& text : options.memory) {
-    budgets.push_back({Budget::Kind::kDevice, text, parse_bytes(text)});
+    budgets.push_back({Budget::Kind::kDevice, text, parse_bytes("--memory", text)});
   }
   for (const int batch : options.batches) {
     budgets.push_back({Budget::Kind::kBatch, fmt::format("{}", batch), static_cast<size_t>(batch)});
@@ -171,18 +210,18 @@ int batch_of(const Budget& budget, int rows, const Reservation& each, size_t wei
   if (budget.kind == Budget::Kind::kBatch) return static_cast<int>(budget.size);
   size_t taken = each.staging;
   size_t per_sequence = each.kept;
-  std::string beside;
+  std::string other;
   if (budget.kind == Budget::Kind::kDevice) {
     taken += weight_bytes + workspaces.fixed;
     per_sequence += workspaces.per_sequence;
-    beside = fmt::format(" with {} of weights and {} of workspaces", human_bytes(weight_bytes),
-                         human_bytes(workspaces.fixed));
+    other = fmt::format(" with {} of weights and {} of workspaces", human_bytes(weight_bytes),
+                        human_bytes(workspaces.fixed));
   }
   if (budget.size < taken + per_sequence) {
     throw Error(ErrorCode::kOutOfMemory,
                 fmt::format("{} does not hold one sequence of {} tokens{}: it takes {}, and {} "
                             "more during its prefill; give more memory or a shorter prompt",
-                            budget.text, rows, beside, human_bytes(per_sequence),
+                            budget.text, rows, other, human_bytes(per_sequence),
                             human_bytes(each.staging)));
   }
   return static_cast<int>(std::min<size_t>((budget.size - taken) / per_sequence, INT32_MAX));
@@ -193,23 +232,19 @@ int plan_throughput(const ThroughputOptions& asked) {
   // Of a model that is not loaded no context is known.
   options.prompt_tokens = prompt_tokens_of(asked, INT32_MAX);
   const std::vector<Budget> budgets = parse_budgets(options);
-  if (!options.memory.empty()) {
-    refuse(
-        "--memory counts workspaces, which --dry-run does not measure; give --kv-memory or "
-        "--batch");
-  }
   const CacheShape shape = model_shape(options.session.model);
   const SequenceSize size = sequence_size(options);
+  const NotCache other = options.memory.empty() ? NotCache{} : bound(options.session, size);
   std::vector<PlannedRow> rows;
   for (const std::string& spec : options.specs) {
-    std::ranges::move(planned(spec, budgets, shape, size), std::back_inserter(rows));
+    std::ranges::move(planned(spec, budgets, shape, size, other), std::back_inserter(rows));
   }
   if (options.json) {
-    for (const PlannedRow& row : rows) print_json(row, options, size);
+    for (const PlannedRow& row : rows) print_json(row, options, size, other);
   } else if (options.csv) {
     print_csv(rows);
   } else {
-    print_table(rows, options, size);
+    print_table(rows, options, size, other);
   }
   const bool all =
       std::all_of(rows.begin(), rows.end(), [](const auto& row) { return row.error.empty(); });

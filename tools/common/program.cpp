@@ -16,6 +16,7 @@
 #include <exception>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "kernels/base/queue.h"
 #include "kernels/cpu/multiplying.h"
 #include "kernels/cpu_target.h"
@@ -194,7 +195,7 @@ Device parse_device(const std::string& text) {
               fmt::format("--device is \"{}\"; expected auto, cpu or cuda[:N]", text));
 }
 
-size_t parse_bytes(const std::string& text) {
+size_t parse_bytes(const char* option, const std::string& text) {
   double value = 0;
   const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const std::string_view unit(rest, static_cast<size_t>(text.data() + text.size() - rest));
@@ -209,9 +210,9 @@ size_t parse_bytes(const std::string& text) {
     return 0;
   }();
   if (error != std::errc() || factor == 0 || !(value > 0) || value * factor > 1e15) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("\"{}\" is not a memory size; write for example 500MB, 5GB or 4GiB", text));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} is \"{}\"; expected a memory size, for example 500MB, 5GB or 4GiB",
+                            option, printable(text)));
   }
   return static_cast<size_t>(value * factor);
 }

@@ -48,9 +48,9 @@ std::string version_line();
 /// built in.
 Device parse_device(const std::string& text);
 
-/// "5GB" or "5G" (1e9), "4GiB" or "4Gi" (2^30), "512MiB", "100000": bytes. Throws
-/// Error{kInvalidArgument}.
-size_t parse_bytes(const std::string& text);
+/// "5GB" or "5G" (1e9), "4GiB" or "4Gi" (2^30), "512MiB", "100000": bytes, the value of
+/// `option`. Throws Error{kInvalidArgument}.
+size_t parse_bytes(const char* option, const std::string& text);
 
 /// Whether a stream is a terminal: 1 stdout, 2 stderr, 0 stdin.
 bool is_terminal(int descriptor) noexcept;

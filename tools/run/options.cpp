@@ -321,7 +321,7 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
   app.add_option("--kv-memory", "Memory of the cache, for example 500MB; default: as needed")
       ->type_name("SIZE")
       ->each([&](const std::string& text) {
-        options.kv_memory = options.session.cache_bytes = parse_bytes(text);
+        options.kv_memory = options.session.cache_bytes = parse_bytes("--kv-memory", text);
       });
   app.add_option("--device", options.session.device,
                  "auto, cpu or cuda[:N]; of a batch several with commas, a process each")
@@ -361,7 +361,7 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
       "Only print what these images or records need in memory, and how many sequences fit");
   app.add_option("--memory", "Memory of the device that --dry-run plans for; default: what is free")
       ->type_name("BYTES")
-      ->each([&](const std::string& text) { options.memory = parse_bytes(text); });
+      ->each([&](const std::string& text) { options.memory = parse_bytes("--memory", text); });
   app.add_flag("--lean", options.lean,
                "Write only id, text and finish_reason of an answer, and what all answers share "
                "once, into OUT.run.json");
