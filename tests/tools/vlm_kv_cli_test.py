@@ -58,6 +58,10 @@ WRONG = [
     (["explain", "snapkv", "--tokens", "600", "--bits", "0.1"], 2, ["more bits"]),
     (["explain"], 2, ["--kv"]),
     (["explain", "kivi"], 2, ["--tokens"]),
+    (["explain", "kivi", "--tokens", "5", "--image", "a.png"], 2, ["--tokens", "--image"]),
+    (["explain", "kivi", "--tokens", "5", "-p", "Why?"], 2, ["--prompt", "--image"]),
+    (["explain", "kivi", "--image", "{folder}/none.png"], 1, ["none.png", "does not exist"]),
+    (["explain", "kivi", "--image", "{folder}/twice.json"], 1, ["twice.json"]),
     (["explain", "kivi", "--tokens", "0"], 2, ["--tokens", "0"]),
     (["explain", "kivi", "--tokens", "ten"], 2, ["--tokens", "ten"]),
     (["explain", "kivi", "--tokens", "-5"], 2, ["--tokens"]),
@@ -129,6 +133,16 @@ class VlmKv(unittest.TestCase):
             self.assertEqual(result.stdout, path.read_text(),
                              f"run: vlm-kv list --markdown {page} > docs/{path.name}")
         self.assertEqual(run("list", "--markdown").stdout, run("list", "--markdown", "overview").stdout)
+
+    def test_an_image_is_counted_as_vlm_run_counts_it(self):
+        for model, image in (("pocket-internvl", "scene_001.png"), ("pocket-qwen", "scene_002.png")):
+            path = ROOT / "tools/pocket/heldout/scenes" / image
+            for question in ([], ["-p", "Which objects are there, and of which colours?"]):
+                answer = json.loads(subprocess.run(
+                    [PROGRAM.with_name("vlm-run"), "-m", model, "--image", path, *question, "-n", "1", "--json"],
+                    stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=True).stdout)
+                made = self.explain("f16", "-m", model, "--image", path, *question)
+                self.assertEqual((made["tokens"], made["visual"]), (answer["prompt_tokens"], answer["visual_tokens"]))
 
     def test_every_example_of_the_page_is_a_spec(self):
         page = run("list", "--markdown").stdout

@@ -18,6 +18,8 @@
 #include "tools/kv/commands.h"
 #include "tools/kv/equal_bits.h"
 #include "tools/kv/estimate.h"
+#include "tools/run/pictures.h"
+#include "tools/run/requests.h"
 
 // `vlm-kv explain`: what a spec stores, layer by layer, for a model's shape and a prompt, from the
 // closed formulas; no weights are read.
@@ -30,6 +32,8 @@ struct ExplainOptions {
   std::string profile;
   std::string model = "pocket";
   PromptSize prompt;
+  std::vector<std::string> images;
+  std::string question;  ///< about the images
   std::optional<double> bits;
   bool json = false;
 };
@@ -152,8 +156,30 @@ void print_table(const ExplainOptions& options, const CacheSpec& spec, const Cac
   }
 }
 
-int run_explain(const ExplainOptions& options) {
+/// Tokens of the prompt that asks about options.images, of whose files the headers are read.
+PromptSize prompt_size(const ExplainOptions& options) {
+  RunOptions run;
+  run.session.model = options.model;
+  run.session.dry = true;
+  if (!options.question.empty()) run.prompt = read_prompt(options.question);
+  std::vector<OpenPicture> images;
+  for (const std::string& name : options.images) {
+    require_picture(name);
+    images.push_back(open_picture(name, /*decode=*/false));
+  }
+  Session session(run.session);
+  const PromptOutline outline = Requests(run, session.model()).outline(shapes_of(images), {});
+  return {static_cast<int>(outline.rows), static_cast<int>(outline.visual_rows)};
+}
+
+int run_explain(ExplainOptions options) {
   CacheSpec spec = read_spec(options.spec);
+  if (!options.images.empty()) options.prompt = prompt_size(options);
+  if (options.prompt.tokens == 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "vlm-kv explain needs the length of a prompt; give --tokens N, or --image FILE; "
+                "see vlm-kv explain --help");
+  }
   if (options.prompt.visual > options.prompt.tokens) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("--visual {} is more than --tokens {}; visual tokens are part of the "
@@ -184,13 +210,21 @@ std::function<int()> add_explain(CLI::App& app) {
   app.add_option("SPEC,--kv", options->spec, "Cache policy, or @FILE.json")->required();
   app.add_option("-m,--model", options->model, "As vlm-run's -m; reads no weights")
       ->capture_default_str();
-  app.add_option("--tokens", options->prompt.tokens, "Tokens of the prompt")
-      ->required()
-      ->check(CLI::Range(1, kMaxTokens));
-  app.add_option("--visual", options->prompt.visual,
-                 "Visual tokens of the prompt, part of --tokens")
-      ->check(CLI::Range(0, kMaxTokens))
-      ->capture_default_str();
+  CLI::Option* tokens = app.add_option("--tokens", options->prompt.tokens, "Tokens of the prompt")
+                            ->check(CLI::Range(1, kMaxTokens));
+  CLI::Option* visual = app.add_option("--visual", options->prompt.visual,
+                                       "Visual tokens of the prompt, part of --tokens")
+                            ->check(CLI::Range(0, kMaxTokens))
+                            ->capture_default_str();
+  CLI::Option* image =
+      app.add_option("--image", options->images,
+                     "Count the tokens of the prompt that asks about this image instead; "
+                     "repeatable. Reads the file's header")
+          ->excludes(tokens)
+          ->excludes(visual);
+  app.add_option("-p,--prompt", options->question,
+                 "Question about --image, as vlm-run's -p; default: for a caption")
+      ->needs(image);
   app.add_option("--kv-profile", options->profile,
                  "File that vlm-kv profile measured on this model");
   app.add_option("--bits", options->bits,
