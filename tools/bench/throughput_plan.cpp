@@ -50,9 +50,12 @@ NotCache bound(const SessionOptions& options, const SequenceSize& size) {
   const int row = (2 * shape.kv_heads + shape.q_heads) * shape.head_dim + decoder.hidden();
   const size_t random =
       sizeof(float) * static_cast<size_t>(size.prompt_rows) * static_cast<size_t>(row);
+  // What kernels look slots up in: up to two numbers for each token of each KV head and layer.
+  const size_t tables = 2 * sizeof(int32_t) * static_cast<size_t>(size.max_rows) *
+                        static_cast<size_t>(shape.kv_heads) * static_cast<size_t>(shape.layers);
   return {session.weight_bytes(),
           {kOfTheDriver + random + decoder.workspace_bytes(size.prompt_rows),
-           decoder.workspace_bytes(2) - decoder.workspace_bytes(1)}};
+           decoder.workspace_bytes(1) + tables}};
 }
 
 /// One line of --dry-run.
