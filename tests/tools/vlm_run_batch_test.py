@@ -378,22 +378,6 @@ class Batches(VlmRun):
             result = run("-m", MODEL, "--batch", self.input, "--out", self.output, "--batch-size", size)
             self.assertEqual(result.returncode, 2)
 
-    def test_the_first_answer_waits_for_no_other_record(self):
-        """Of 2,000 records, most are not looked at before a signal ends the run."""
-        self.write_input(1)
-        with self.input.open("a") as file:
-            for i in range(2000):
-                file.write(json.dumps({"id": f"more {i}", "image": str(PICTURE)}) + "\n")
-        program = subprocess.Popen([PROGRAM, "-m", MODEL, "--batch", self.input, "--out", self.output, "-n", "1", "-t", "1"],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        while not (self.output.exists() and b"\n" in self.output.read_bytes()):
-            self.assertIsNone(program.poll())
-            time.sleep(0.01)
-        program.terminate()
-        self.assertEqual(program.wait(timeout=30), 130)
-        program.communicate()
-        self.assertLess(len(self.records()), 2001)
-
     def test_several_devices_answer_as_one(self):
         self.write_input(12, [(3, json.dumps({"id": "gone", "image": "gone.png"})), (5, "no record")])
         self.assert_sound(self.batch(), 1)
