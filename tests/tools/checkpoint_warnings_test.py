@@ -11,6 +11,8 @@ import unittest
 from vlm_run_case import MODEL, PICTURE, PROGRAM, ROOT, TIMEOUT_S, VlmRun, run
 
 POCKET = ROOT / "tools/pocket/pocket-qwen"
+INTERNVL = ROOT / "tests/golden/internvl"  # takes videos, too
+DATA = ROOT / "tests/vision/data"
 WARNING = "vlm-run: warning: "
 
 
@@ -24,7 +26,7 @@ def tensors_of(path):
 class Warnings(VlmRun):
     def stderr_of(self, *arguments, status=0):
         result = run(*arguments)
-        self.assert_sound(result, status)
+        self.assert_sound(result, result.returncode if status is None else status)
         return result.stderr.decode()
 
     def test_weights_cut_while_a_chat_waits_end_it_with_a_sentence(self):
@@ -104,17 +106,64 @@ class Warnings(VlmRun):
         self.assertEqual(self.stderr_of("-m", MODEL, "--image", PICTURE, "-n", "1", "-q", "-t", "1",
                                         "-p", "<image>\nWhat?"), "")
 
+    def cut(self, path, part):
+        """The first part of a file, as an interrupted copy leaves it."""
+        data = path.read_bytes()
+        (self.folder / path.name).write_bytes(data[:int(len(data) * part)])
+        return path.name
+
+    def longer(self, path, tail):
+        (self.folder / path.name).write_bytes(path.read_bytes() + tail)
+        return path.name
+
+    def answers(self, model, records, *more, status=0):
+        """The answers to records by their id, and the lines of stderr."""
+        batch, output = self.folder / "in.jsonl", self.folder / "out.jsonl"
+        batch.write_text("".join(json.dumps({"id": name} | record) + "\n" for name, record in records.items()))
+        said = self.stderr_of("-m", model, "--batch", batch, "--out", output, "-n", "1", "-q", "-t", "1", *more, status=status)
+        answers = [json.loads(line) for line in output.read_text().splitlines()]
+        return {answer["id"]: answer for answer in answers}, said.splitlines()
+
     def test_a_batch_carries_the_warnings_of_its_records(self):
-        records = [{"id": 1, "image": str(PICTURE), "prompt": "<image>What?"},
-                   {"id": 2, "image": str(PICTURE), "prompt": "What?"}]
-        batch = self.folder / "in.jsonl"
-        batch.write_text("".join(json.dumps(record) + "\n" for record in records))
-        self.assert_sound(run("-m", POCKET, "--batch", batch, "--out", self.folder / "out.jsonl",
-                              "-n", "1", "-q", "-t", "1"))
-        answers = {answer["id"]: answer for answer in
-                   map(json.loads, (self.folder / "out.jsonl").read_text().splitlines())}
-        self.assertIn("<image>", answers[1]["warnings"][0])
-        self.assertNotIn("warnings", answers[2])
+        """Each has the words, which stderr repeats with the record's name; or none."""
+        for kind, (field, words, items) in {
+                "the placeholder of another family": ("prompt", "which is plain text to", [
+                    "<image>What?", "What is <|image_pad|>?", "<|vision_start|><|image_pad|><|vision_end|>", "<image_placeholder>"]),
+                "no placeholder": ("prompt", None, ["What?", "<IMG_CONTEXT>What?", "<b>What?</b>"]),
+                "clipped grey": ("image", "of its pixels become white", [DATA / f"grey16{end}" for end in (".png", ".pgm", "_noise.png")]),
+                "other greys": ("image", None, [DATA / name for name in ("grey8.png", "grey_alpha16.png", "rgb16.ppm")]),
+                "an image that ends early": ("image", "of its pixels are missing", [self.cut(DATA / name, 0.9) for name in (
+                    "half_chroma.jpg", "rgb8.png", "rgb24.bmp", "interlaced.gif", "rgb.ppm", "lossless.webp")]),
+                "an image with bytes after it": ("image", None, [DATA / "stray_bytes.jpg", self.longer(DATA / "grey.jpg", b"SEFT"),
+                                                              self.longer(DATA / "orientation6.jpg", bytes(5000)),
+                                                              self.longer(DATA / "rgb_short.ppm", b"P6")]),
+                "an animation that ends early": ("video", "ends early: only its first", [self.cut(DATA / "video" / name, 0.75) for name in (
+                    "pillow.gif", "lossy.webp", "mixed16.gif", "parts.webp")]),
+                "a video that ends early": ("video", "frames are missing", [
+                    self.cut(DATA / "video" / name, 0.75) for name in ("ffv1.mkv", "raw.avi", "open_gop.mkv")])}.items():
+            with self.subTest(kind):
+                records = {str(item): {"image": str(PICTURE)} | {field: str(item)} for item in items}
+                answers, said = self.answers(INTERNVL, records, status=None)
+                (self.folder / "out.jsonl").unlink()
+                if any("this build has no FFmpeg" in answer.get("error", "") for answer in answers.values()):
+                    continue
+                expected = []
+                for name, answer in answers.items():
+                    self.assertIn("text", answer)
+                    warnings = answer.get("warnings", [])
+                    self.assertEqual(len(warnings) > 0, words is not None, answer)
+                    for warning in warnings:
+                        self.assertIn(words, warning)
+                        expected.append(f'{WARNING}record "{name}": {warning}')
+                self.assertCountEqual(said, expected)
+
+    def test_only_the_first_warnings_are_printed(self):
+        records = {str(i): {"image": str(PICTURE), "prompt": "<|image_pad|>What?"} for i in range(50)}
+        answers, said = self.answers(MODEL, records)
+        self.assertEqual(sum("warnings" in answer for answer in answers.values()), 50)
+        self.assertEqual(sum(line.startswith(WARNING) for line in said), 20)
+        self.assertEqual(sum("further warnings are in" in line for line in said), 1)
+        self.assertEqual(len(said), 21)
 
     def test_an_answer_that_a_full_context_cuts_is_told(self):
         model = self.checkpoint(ROOT / "tests/golden/llava_next_mistral")

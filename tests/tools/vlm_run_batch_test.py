@@ -273,6 +273,11 @@ class Batches(VlmRun):
 
     def test_what_is_wrong_with_a_record_is_named(self):
         os.mkfifo(self.folder / "pipe")
+        (self.folder / "folder").mkdir()
+        for name, content in (("empty", b""), ("page.png", b"<!DOCTYPE html>\n<html>"), ("a.pdf", b"%PDF-1.4"), ("a.svg", b"<svg/>")):
+            (self.folder / name).write_bytes(content)
+        for name, target in (("loop", "loop"), ("dangling", "gone")):
+            (self.folder / name).symlink_to(target)
         cases = [('{"id": 1, "image": "a.png", "promt": "x"}', ['"promt"', 'mean "prompt"']),
                  ('{"id": 1, "imagess": ["a.png"]}', ['mean "images"', "id, image, images"]),
                  ('{"id": 1, "image": "a.png\\u0000.txt"}', ["a.png\\x00.txt", "not a file name"]),
@@ -284,6 +289,31 @@ class Batches(VlmRun):
                  ('{"id": 1, "video": "a.mp4"}', ["video ", "a.mp4 does not exist"]),
                  ('{"id": 1, "video": "-"}', ["/- does not exist"]),
                  ('{"id": 1, "id": 2}', ["twice", 'write it like {"id"']),
+                 ("{'id': 1}", ["line 1, column 2", 'write it like {"id"']),
+                 ('{"id": 1 "prompt": "x"}', ["expected '}'", 'write it like {"id"']),
+                 ('{"id": 1, "instruction": "x"}', ['"instruction", which is "prompt" here']),
+                 ('{"id": 1, "conversations": []}', ['"conversations", which is "prompt" here']),
+                 ('{"id": 1, "image_path": "a.png"}', ['"image_path", which is "image" here']),
+                 ('{"id": 1, "filename": "a.png"}', ['"filename", which is "image" here']),
+                 ('{"id": 1, "clip": "a.mp4"}', ['"clip", which is "video" here']),
+                 ('{"id": 1, "bbox": [1, 2]}', ['unknown key "bbox"; the keys of a record', "columns of your own go into meta"]),
+                 ('{"id": 1, "max_tokens": 5}', ['unknown key "max_tokens"; the keys of a record']),
+                 ('{"id": 1e3, "prompt": "x"}', ["a string or an integer"]),
+                 ('{"id": true, "prompt": "x"}', ["a string or an integer"]),
+                 ('{"id": 1, "images": []}', ["image is missing"]),
+                 ('{"id": 1, "image": "C:\\\\a.png"}', ["has backslashes", "write / between them"]),
+                 ('{"id": 1, "image": " a.png"}', ["begins or ends with a blank"]),
+                 ('{"id": 1, "image": "s3://a/b.png"}', ["is a URL"]),
+                 ('{"id": 1, "image": "file://host/b.png"}', ["names another machine"]),
+                 ('{"id": 1, "image": "data:image/png;base64,iVBORw0K"}', ["is a data URI", "write it to a file"]),
+                 ('{"id": 1, "image": "%s"}' % ("iVBORw0KGgoAAAAN" * 40), ["is base64 text", "write it to a file"]),
+                 ('{"id": 1, "image": "folder"}', ["folder is a directory"]),
+                 ('{"id": 1, "image": "empty"}', ["empty is empty (zero bytes)"]),
+                 ('{"id": 1, "image": "page.png"}', ["page.png is text, not an image"]),
+                 ('{"id": 1, "image": "a.pdf"}', ["a.pdf is a PDF file", "convert it"]),
+                 ('{"id": 1, "image": "a.svg"}', ["a.svg is an SVG file", "convert it"]),
+                 ('{"id": 1, "image": "loop"}', ["loop cannot be opened"]),
+                 ('{"id": 1, "image": "dangling"}', ["dangling does not exist"]),
                  ('{"id": 1, "image": ', ["line 1", 'write it like {"id"'])]
         for line, words in cases:
             with self.subTest(line):

@@ -203,13 +203,18 @@ class Videos(LongVideo):
         self.assert_refused(result, 2, ["--frames", "no record of"])
 
     def test_a_record_that_fails_says_why_and_the_others_are_done(self):
+        empty = self.folder / "empty"
+        empty.mkdir()
         records = [{"id": 1, "video": str(self.long_video())}, {"id": 2, "video": str(PICTURE)},
                    {"id": 3, "image": str(DATA / "ffv1.mkv")}, {"id": 4, "video": "gone"},
-                   {"id": 5, "video": str(FRAMES)}]
+                   {"id": 5, "video": str(FRAMES)}, {"id": 6, "video": "empty"},
+                   {"id": 7, "video": str(ROOT / "README.md")}, {"id": 8, "image": str(DATA / "reordered.mp4")},
+                   {"id": 9, "image": str(DATA / "raw.avi")}, {"id": 10, "video": "https://a.org/watch?v=1"}]
         self.assert_sound(self.batch(records), 1)
         found = self.records()
         for number, words in ((1, "fewer than 400 frames"), (2, "give it as an image"), (3, "give it as a video"),
-                              (4, "does not exist")):
+                              (4, "does not exist"), (6, "a folder without image files"), (7, "a folder of frames"),
+                              (8, "a video (MP4), not an image"), (9, "give it as a video"), (10, "is a URL")):
             self.assertIn(words, found[number]["error"])
         self.assertIn("text", found[5])
 
