@@ -115,6 +115,21 @@ def many_streams(count):
     return out.bytes()
 
 
+def late_streams(count):
+    """A transport stream of one small stream, to which so many of huge frames are added, of a few bytes each."""
+    small, huge, out = H264(32, 32), H264(SIDE, SIDE), Transport()
+    whole, huge.blocks = huge.blocks, 1
+    first = huge.key()  # its other macroblocks are missing, and concealed
+    huge.blocks = whole
+    out.frame(small, small.key(20), TICKS)
+    out.programme(1 + count, version=1)
+    for i, unit in enumerate([first, huge.repeat(1), huge.repeat(2)]):
+        for pid in range(count):
+            out.frame(huge, unit, TICKS + 9000 * i, 257 + pid)
+    out.frame(small, small.repeat(1), TICKS + 9000)
+    return out.bytes()
+
+
 SMALL = H264(32, 32)
 HUGE = H264(SIDE, SIDE)
 OVER = H264(SIDE + 16, SIDE)
@@ -145,6 +160,7 @@ VIDEOS = {
     "100 tracks of decodable H.264": {"a.mp4": mp4(SMALL, SMALL.frames([20, 90, 160, 230], 2), 100)},
     "64 tracks of decodable H.264": {"a.mp4": mp4(SMALL, SMALL.frames([20, 90, 160, 230], 2), 64)},
     "100 streams of decodable H.264": {"a.ts": many_streams(100)},
+    "30 streams of huge frames that appear late": {"a.ts": late_streams(30)},
     "64 tracks of huge frames": {"a.mp4": mp4(HUGE, FRAMES, 64)},
     "a transport stream of huge frames": {"a.ts": ts(HUGE, FRAMES)},
     "50,000 huge frames": {"a.mp4": mp4(HUGE, FRAMES[:1], times=50_000)},

@@ -7,7 +7,7 @@ The parts are written by made_videos.py, the same frames also as an MP4, whose a
 import json
 import unittest
 
-from made_videos import H264, TICKS, WRAP, mp4, ts
+from made_videos import H264, TICKS, WRAP, Transport, mp4, ts
 from vlm_run_case import ROOT, VlmRun, run
 
 MODEL = ROOT / "tests/golden/internvl"
@@ -68,6 +68,26 @@ class JoinedVideos(VlmRun):
 
     def test_every_frame_of_both_parts_is_there(self):
         self.assert_whole(JOINED)
+
+    def test_times_of_the_second_part_between_those_of_the_first(self):
+        self.assert_whole(INTERLEAVED)
+
+    def test_a_larger_second_part_of_as_many_macroblocks_is_not_cropped(self):
+        for width, height in ((24, 32), (32, 20), (18, 18)):
+            first = H264(width, height)
+            for second in (TICKS + LENGTH, TICKS):
+                with self.subTest(f"{width} x {height} from {second}"):
+                    content = ts(first, first.frames([10, 60, 110, 160], 2)) + ts(STREAM, SECOND, second)
+                    self.assert_refused(self.ask(content), 1, [f"frame 12 is 32 x 32, the first is {width} x {height}"])
+
+    def test_a_second_part_in_another_stream_is_told(self):
+        other = Transport(pid=300)
+        for i, unit in enumerate(SECOND):
+            other.frame(STREAM, unit, TICKS + LENGTH + i * STEP, 300)
+        result = self.ask(ts(STREAM, FIRST) + other.bytes())
+        self.assert_sound(result)
+        self.assertEqual(json.loads(result.stdout)["clips"][0]["of"], 12)
+        self.assertRegex(result.stderr.decode(), r"(?m)^vlm-run: warning: .*2 video streams")
 
     def test_three_parts(self):
         clip = ts(STREAM, FIRST) + ts(STREAM, SECOND) + ts(STREAM, FIRST, TICKS + 3 * STEP)

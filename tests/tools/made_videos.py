@@ -153,17 +153,18 @@ def crc(data):
 
 
 class Transport:
-    """A transport stream under construction: `streams` of H.264, of one programme."""
+    """A transport stream under construction: `streams` of H.264 in one programme, the first in packets of `pid`."""
 
-    def __init__(self, streams=1):
+    def __init__(self, streams=1, pid=256):
         self.counters = {}
         self.out = []
+        self.pid = pid
         self.section(0, 0, struct.pack(">HH", 1, 0xe000 | 4096))
         self.programme(streams)
 
     def programme(self, streams, version=0):
-        body = struct.pack(">HH", 0xe000 | 256, 0xf000)
-        body += b"".join(struct.pack(">BHH", 0x1b, 0xe000 | 256 + i, 0xf000) for i in range(streams))
+        body = struct.pack(">HH", 0xe000 | self.pid, 0xf000)
+        body += b"".join(struct.pack(">BHH", 0x1b, 0xe000 | self.pid + i, 0xf000) for i in range(streams))
         self.section(4096, 2, body, version)
 
     def section(self, pid, table, body, version=0):
