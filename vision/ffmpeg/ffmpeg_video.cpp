@@ -53,12 +53,18 @@ struct FrameIndex {
 };
 
 /// Counts frames by their packets: quick, but only right where every packet says when its frame is
-/// shown and every frame is shown. Nothing where that is not so.
+/// shown, every frame is shown, and times do not start again (joined transport streams). Nothing
+/// where that is not so.
 std::optional<FrameIndex> index_packets(FfmpegReader& reader, const std::string& name) {
   FrameIndex index;
   // VP8 has packets that are decoded and not shown, and does not mark them.
   if (reader.stream().codecpar->codec_id == AV_CODEC_ID_VP8) return std::nullopt;
+  int64_t decoded = AV_NOPTS_VALUE;  // when the packet before is
   while (const AVPacket* packet = reader.next_packet()) {
+    if (packet->dts != AV_NOPTS_VALUE) {
+      if (decoded != AV_NOPTS_VALUE && packet->dts < decoded) return std::nullopt;
+      decoded = packet->dts;
+    }
     if ((packet->flags & AV_PKT_FLAG_DISCARD) != 0) continue;  // cut off by an edit list
     if (packet->pts == AV_NOPTS_VALUE) return std::nullopt;
     index.shown.push_back(packet->pts);
@@ -185,6 +191,7 @@ std::unique_ptr<VideoFile> open_ffmpeg_video(RegularFile file, const std::string
   }
   const bool cut = reader->is_cut();
   const int64_t beyond = reader->packets_beyond_file();
+  const unsigned streams = reader->video_streams();
   // What the container says of the size is not always what is decoded.
   reader.emplace(file, name);
   VideoInfo info{.name = name, .format = printable(reader->format_name())};
@@ -218,6 +225,12 @@ std::unique_ptr<VideoFile> open_ffmpeg_video(RegularFile file, const std::string
     const double rest_s = reader->stated_end_s() - info.duration_s;
     const int64_t missing = beyond > 0 ? beyond : std::llround(std::max(rest_s, 0.0) * info.fps);
     warn_of_missing_frames(info, missing);
+  }
+  if (streams > 1) {
+    info.warnings.push_back(fmt::format(
+        "video {} has {} video streams, and only the first is read: {} frames; copy another stream "
+        "to its own file to ask about it",
+        name, streams, info.frames));
   }
   return std::make_unique<FfmpegVideo>(std::move(info), std::move(times_s), std::move(file),
                                        std::move(*index));

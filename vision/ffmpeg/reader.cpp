@@ -28,6 +28,10 @@ constexpr size_t kMaxAllocation = size_t{1} << 29;  // a frame of kMaxFramePixel
 constexpr size_t kIndexBytesPerFileByte = 24;
 constexpr size_t kOpeningBytes = size_t{1} << 22;
 constexpr unsigned kMaxStreams = 64;
+// Streams that may appear while find_stream_info reads, with and without a video stream before:
+// FFmpeg decodes their first frames, without max_pixels, and keeps some 1 GiB of each.
+constexpr unsigned kMaxLateStreams = 1;
+constexpr unsigned kMaxLateStreamsBeforeVideo = 3;
 constexpr int kBufferBytes = 1 << 16;
 // Containers of video. Not here: playlists and lists of files, which name others; pictures; text.
 constexpr char kFormats[] =
@@ -76,6 +80,11 @@ class OpeningLimit {
  private:
   std::unique_lock<std::shared_mutex> lock_;
 };
+
+bool is_video(const AVStream& stream) noexcept {
+  return stream.codecpar->codec_type == AVMEDIA_TYPE_VIDEO &&
+         (stream.disposition & AV_DISPOSITION_ATTACHED_PIC) == 0;
+}
 
 [[noreturn]] void throw_no_video(const std::string& name) {
   throw_video(ErrorCode::kUnsupported, name,
@@ -130,6 +139,12 @@ int64_t FfmpegReader::packets_beyond_file() const {
     beyond += shown && entry->pos + entry->size > source_.bytes;
   }
   return beyond;
+}
+
+unsigned FfmpegReader::video_streams() const noexcept {
+  unsigned count = 0;
+  for (unsigned i = 0; i < format_->nb_streams; ++i) count += is_video(*format_->streams[i]);
+  return count;
 }
 
 double FfmpegReader::stated_end_s() const {
@@ -217,7 +232,9 @@ void FfmpegReader::open_container() {
   }
 
   const std::shared_lock lock(allocation_limit());
-  choose_stream();  // so that no other is decoded
+  const bool has_video = choose_stream();  // so that no other is decoded
+  format_->max_streams = static_cast<int>(format_->nb_streams) +
+                         static_cast<int>(has_video ? kMaxLateStreams : kMaxLateStreamsBeforeVideo);
   Options limits;
   limits.set("max_pixels", std::to_string(kMaxFramePixels).c_str());
   std::vector<AVDictionary*> each(format_->nb_streams);
@@ -235,10 +252,7 @@ void FfmpegReader::open_container() {
 bool FfmpegReader::choose_stream() noexcept {
   bool any = false;
   for (unsigned i = 0; i < format_->nb_streams; ++i) {
-    AVStream& stream = *format_->streams[i];
-    const bool video = stream.codecpar->codec_type == AVMEDIA_TYPE_VIDEO &&
-                       (stream.disposition & AV_DISPOSITION_ATTACHED_PIC) == 0;
-    if (video && !any) {
+    if (is_video(*format_->streams[i]) && !any) {
       stream_ = i;
       any = true;
     }
@@ -268,6 +282,13 @@ void FfmpegReader::open_decoder() {
   decoder_.reset(avcodec_alloc_context3(codec));
   if (decoder_ == nullptr) throw std::bad_alloc();
   if (avcodec_parameters_to_context(decoder_.get(), &parameters) < 0) throw std::bad_alloc();
+  // Without a size in the container, this is that of some frame, to which the H.264 decoder would
+  // crop all frames of as many macroblocks.
+  const std::string_view format = format_name();
+  if (format == "mpegts" || format == "mpeg" || format == "h264") {
+    decoder_->width = 0;
+    decoder_->height = 0;
+  }
   decoder_->pkt_timebase = stream().time_base;
   decoder_->max_pixels = kMaxFramePixels;
   decoder_->thread_count = 1;  // what it makes of damage does not depend on the machine

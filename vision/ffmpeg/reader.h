@@ -58,6 +58,8 @@ class FfmpegReader {
   bool is_cut() const;
   /// How many shown frames the index of an MP4 places after the end of the file.
   int64_t packets_beyond_file() const;
+  /// How many streams of video are known so far, of which the first is read.
+  unsigned video_streams() const noexcept;
   /// When the header says that the stream ends, in seconds from its beginning; 0: unknown.
   double stated_end_s() const;
 
