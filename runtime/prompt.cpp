@@ -29,7 +29,6 @@ size_t count_text(std::string_view text, std::string_view part) {
 struct VisualKind {
   std::string_view token;  // its placeholder
   std::string_view noun;   // "image"
-  std::string_view flag;   // "--image"
   ContentItem::Kind item;
   const std::vector<VisualText>* given;
 
@@ -61,10 +60,10 @@ void require_match(const Model& model, const std::vector<ChatMessage>& messages,
                             model.name(), placeholders, kind.token, plural, kind.some(given)));
   }
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("the prompt has {} {} placeholder{} and {} {} given; give one {} for "
+              fmt::format("the prompt has {} {} placeholder{} and {} {} given; give {}, one for "
                           "each placeholder",
                           placeholders, kind.token, plural, kind.some(given),
-                          given == 1 ? "is" : "are", kind.flag));
+                          given == 1 ? "is" : "are", kind.some(placeholders)));
 }
 
 /// The rendered text with what stands for each picture and clip in place of its placeholder, and
@@ -159,8 +158,8 @@ PromptVisuals visual_texts(const Model& model, std::span<const PictureShape> ima
 PromptOutline outline_prompt(const Model& model, const std::vector<ChatMessage>& messages,
                              const PromptVisuals& visuals) {
   const VisualKind kinds[] = {
-      {model.image_token(), "image", "--image", ContentItem::Kind::kImage, &visuals.pictures},
-      {model.video_token(), "video", "--video", ContentItem::Kind::kVideo, &visuals.clips}};
+      {model.image_token(), "image", ContentItem::Kind::kImage, &visuals.pictures},
+      {model.video_token(), "video", ContentItem::Kind::kVideo, &visuals.clips}};
   const size_t given = visuals.pictures.size() + visuals.clips.size();
   if (given > kMaxVisuals) {
     throw Error(

@@ -96,6 +96,12 @@ bool looks_like_text(std::string_view head) noexcept {
   const std::string_view head = text.substr(0, 512);
   if (looks_like_text(head)) {
     if (head.find("<svg") != std::string_view::npos) throw_unsupported("an SVG file", name);
+    if (head.starts_with("version https://git-lfs.github.com/spec/")) {
+      throw Error(ErrorCode::kCorruptFile,
+                  fmt::format("image {} is a Git LFS pointer, not the file itself; run `git lfs "
+                              "pull` in its folder",
+                              name));
+    }
     throw Error(ErrorCode::kCorruptFile,
                 fmt::format("image {} is text, not an image; give {}", name, kReadableKinds));
   }

@@ -109,6 +109,9 @@ std::string oddity_of_name(const std::string& name) {
     return "has a control character, as \\b and \\t of a Windows path become in JSON; write / "
            "between folders";
   }
+  if (name.starts_with("~/")) {
+    return "begins with ~, which only a shell replaces; write the whole path of the home folder";
+  }
   if (name.find('\\') != std::string::npos) {
     return "has backslashes, as Windows separates folders; write / between them";
   }

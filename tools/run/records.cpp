@@ -120,13 +120,13 @@ std::vector<std::string> read_names(const ConfigReader& reader, const char* one,
   }
   if (reader.has(one)) names.push_back(reader.required_string(one));
   const nlohmann::json& list = reader.raw(many);
-  const auto refuse = [&] {
+  if (!list.is_null() && !list.is_array()) {
     reader.fail(many, fmt::format("a list of file names; one name goes under {}", one));
-  };
-  if (!list.is_null() && !list.is_array()) refuse();
-  for (const nlohmann::json& name : list) {
-    if (!name.is_string()) refuse();
-    names.push_back(name.get<std::string>());
+  }
+  for (size_t i = 0; i < list.size(); ++i) {
+    const std::string key = fmt::format("{}[{}]", many, i);
+    const nlohmann::json entry{{key, list[i]}};
+    names.push_back(ConfigReader(entry, reader.path()).required_string(key));
   }
   return names;
 }
