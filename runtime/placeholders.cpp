@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
+#include <regex>
+#include <set>
 
 #include "kernels/base/printable.h"
 
@@ -11,29 +11,25 @@ namespace kvlm {
 
 namespace {
 
-/// What the families' own examples put where an image or a video belongs.
-struct Placeholder {
-  std::string_view text;
-  bool video;
-};
-constexpr std::array kPlaceholders = {
-    Placeholder{"<image>", false},
-    Placeholder{"<video>", true},
-    Placeholder{"<img>", false},
-    Placeholder{"<IMG_CONTEXT>", false},
-    Placeholder{"<|image_pad|>", false},
-    Placeholder{"<|video_pad|>", true},
-    Placeholder{"<|vision_start|>", false},
-    Placeholder{"<|image|>", false},
-    Placeholder{"<image_placeholder>", false},
-};
+/// What the examples of models and harnesses put where an image or a video belongs: <image>,
+/// <ImageHere>, <image 1>, <|image_pad|>, <start_of_image>, [IMG].
+const std::regex& placeholder_pattern() {
+  static const std::regex kPattern(
+      R"(<\|?(?:(?:start|begin)_of_)?(?:image|img|video|vision))"
+      R"((?:[ _-]?(?:here|placeholder|pad|context|start|token|\d{1,3}))?\|?>|\[IMG\])",
+      std::regex::icase);
+  return kPattern;
+}
 
-bool holds(std::span<const ChatMessage> messages, std::string_view text) {
-  return std::ranges::any_of(messages, [&](const ChatMessage& message) {
-    return std::ranges::any_of(message.content, [&](const ContentItem& item) {
-      return item.text.find(text) != std::string::npos;
-    });
-  });
+std::set<std::string> placeholders_in(std::span<const ChatMessage> messages) {
+  std::set<std::string> found;
+  for (const ChatMessage& message : messages) {
+    for (const ContentItem& item : message.content) {
+      const std::sregex_iterator first(item.text.begin(), item.text.end(), placeholder_pattern());
+      for (auto it = first; it != std::sregex_iterator(); ++it) found.insert(it->str());
+    }
+  }
+  return found;
 }
 
 }  // namespace
@@ -41,9 +37,10 @@ bool holds(std::span<const ChatMessage> messages, std::string_view text) {
 std::vector<std::string> foreign_placeholders(const Model& model,
                                               std::span<const ChatMessage> messages) {
   std::vector<std::string> warnings;
-  for (const auto& [text, video] : kPlaceholders) {
+  for (const std::string& text : placeholders_in(messages)) {
     if (text == model.image_token() || text == model.video_token()) continue;
-    if (!holds(messages, text) || model.tokenizer().id_of(text)) continue;
+    if (model.tokenizer().id_of(text)) continue;
+    const bool video = text.find("ideo") != text.npos || text.find("IDEO") != text.npos;
     const std::string_view own = video ? model.video_token() : model.image_token();
     const std::string_view kind = video ? "video" : "image";
     warnings.push_back(

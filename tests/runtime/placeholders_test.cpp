@@ -1,5 +1,6 @@
 #include "runtime/placeholders.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -42,6 +43,15 @@ TEST(ForeignPlaceholders, AreThoseOfOtherFamilies) {
   EXPECT_THAT(warnings(qwen, "<video>What?"), ElementsAre(HasSubstr("write <|video_pad|>")));
   EXPECT_THAT(warnings(qwen, "<|vision_start|><|image_pad|><|vision_end|>What?"), IsEmpty());
   EXPECT_THAT(warnings(internvl, "<img><IMG_CONTEXT></img>\nWhat?"), IsEmpty());
+  for (const char* text : {"<image 1>", "<|image_1|>", "<Image-12>", "<ImageHere>", "<IMAGE>",
+                           "[IMG]", "<start_of_image>", "<|begin_of_image|>", "<image_token>"}) {
+    EXPECT_THAT(warnings(llava, fmt::format("In {} who is left?", text)),
+                ElementsAre(HasSubstr(fmt::format("has {}, which is plain text", text))));
+  }
+  for (const char* text : {"a <imagenet> label", "<images>", "<img src='a.png'>", "[image]",
+                           "image 1", "<visionary>"}) {
+    EXPECT_THAT(warnings(llava, text), IsEmpty()) << text;
+  }
   EXPECT_THAT(warnings(qwen, "What is <b>this</b> image?"), IsEmpty());
 }
 

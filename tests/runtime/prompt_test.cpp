@@ -141,7 +141,7 @@ TEST(MakePrompt, NamesBothNumbersWhenPicturesAndPlaceholdersDiffer) {
               HasSubstr("the prompt has 1 <image> placeholder and 2 images are given"));
   EXPECT_THAT(failure("an <image> of mine", 1, {16}),
               HasSubstr("the prompt has 2 <image> placeholders and 1 image is given"));
-  EXPECT_THAT(failure("an <image> of mine", 1, {16}), HasSubstr("--image"));
+  EXPECT_THAT(failure("an <image> of mine", 1, {16}), HasSubstr("give 2 images"));
 }
 
 /// Where the placeholder is another text than the token that stands for rows.

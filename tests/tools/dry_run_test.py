@@ -51,6 +51,15 @@ class DryRun(VlmRun):
         image = ["--image", PICTURE, "--memory", "8GB"]
         self.assertEqual(self.plan("-m", copy, *image)["policies"], self.plan("-m", MODEL, *image)["policies"])
 
+    def test_nothing_to_answer_is_a_plan_of_nothing(self):
+        empty = self.folder / "none.jsonl"
+        gone = self.folder / "gone.jsonl"
+        empty.write_text("")
+        gone.write_text('{"id": 1, "image": "gone.png"}\n')
+        for list_ in (empty, gone):
+            plan = self.plan("-m", MODEL, "--batch", list_, status=1)
+            self.assertEqual((plan["records"], plan["policies"][0]["sequences"]), (0, 0))
+
     def test_records_are_checked(self):
         list_ = self.folder / "in.jsonl"
         list_.write_text("".join(json.dumps({"id": i, "image": str(PICTURE), "prompt": "why? " * i}) + "\n" for i in range(5))

@@ -30,10 +30,12 @@ class ImageFiles : public testing::Test {
     return paths;
   }
   std::vector<std::string> matches(const std::string& pattern) const {
-    return below(files_of_pattern((folder_ / pattern).string()));
+    return below(files_of_pattern((folder_ / pattern).string(), [](const auto&) { return false; },
+                                  left_out_));
   }
 
   fs::path folder_;
+  mutable std::string left_out_;  // of matches()
 };
 
 TEST_F(ImageFiles, OfAFolderAreNamedAndTheRestIsCounted) {
@@ -70,8 +72,15 @@ TEST_F(ImageFiles, APatternGoesAsDeepAsItSays) {
               ElementsAre("[j].png", "a.png", "x/c.png", "x/y/d.png", "z.d/g.png"));
   EXPECT_THAT(matches("**"),
               ElementsAre("[j].png", "a.png", "x/c.png", "x/y/d.png", "x/y/e.jpg", "z.d/g.png"));
+  make("IMG_3", "\xff\xd8\xff\xe0");
+  make("x/y/clip.mov");
+  matches("**");
+  EXPECT_THAT(left_out_, AllOf(HasSubstr("takes 6 images and leaves out 1 link to folders"),
+                               HasSubstr("1 image not named like one"), HasSubstr(", 1 video ("),
+                               HasSubstr(", 2 hidden files, 1 other file")));
   EXPECT_THAT(matches("x/**/*.[jp]*"), ElementsAre("x/c.png", "x/y/d.png", "x/y/e.jpg"));
   EXPECT_THAT(matches("**/y/**/?.png"), ElementsAre("x/y/d.png"));
+  EXPECT_EQ(left_out_, "");
   EXPECT_THAT(matches(".*.png"), ElementsAre(".i.png"));
   EXPECT_THAT(matches("\\[j\\].p?g"), ElementsAre("[j].png"));
   EXPECT_THAT(matches("gone/*.png"), ElementsAre());

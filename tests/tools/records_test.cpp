@@ -71,7 +71,7 @@ TEST(Records, KeysOfOtherProgramsAreNamed) {
 TEST(Records, ValuesOfTheWrongShapeAreNamed) {
   for (const auto& [rest, words] :
        {std::pair(R"("image": ["a"])", "expected a file name; a list goes under images"),
-        std::pair(R"("images": ["a", null])", "images[1] is null; expected a string"),
+        std::pair(R"("images": ["a", null])", "images[1] is null; expected a list of file names"),
         std::pair(R"("images": "a")", "expected a list of file names; one name goes under image"),
         std::pair(R"("videos": "a")", "one name goes under video"),
         std::pair(R"("video": ["a"])", "a list goes under videos"),

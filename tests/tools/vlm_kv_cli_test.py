@@ -144,6 +144,25 @@ class VlmKv(unittest.TestCase):
                 made = self.explain("f16", "-m", model, "--image", path, *question)
                 self.assertEqual((made["tokens"], made["visual"]), (answer["prompt_tokens"], answer["visual_tokens"]))
 
+    def test_what_is_odd_about_prompts_and_checkpoints_is_a_warning(self):
+        with tempfile.TemporaryDirectory(prefix="kvlm-kv-") as folder:
+            data = Path(folder, "in.jsonl")
+            data.write_text("".join(json.dumps({"image": str(MODEL / "image0.png"), "prompt": prompt}) + "\n"
+                                    for prompt in ("What is <image 1>?", "And <img>?", "And <image 1>?")))
+            for command in (["fidelity", "--kv", "int4", "-n", "2"], ["values"],
+                            ["profile", "--policy", "prefixkv", "--out", Path(folder, "p.json")]):
+                result = run(command[0], "-m", MODEL, "--data", data, *command[1:])
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assertEqual(result.stderr.count("which is plain text"), 2, result.stderr)
+            for text in ('""', "3", "[]"):
+                data.write_text('{"image": "a.png", "text": %s}\n' % text)
+                result = run("fidelity", "-m", MODEL, "--data", data, "--kv", "int4")
+                self.assertEqual(result.returncode, 1)
+                self.assertIn("text is", result.stderr)
+            result = run("profile", "-m", MODEL, "--data", data, "--out", "-")
+            self.assertEqual((result.returncode, Path("-").exists()), (2, False))
+            self.assertIn('--out is "-"', result.stderr)
+
     def test_every_example_of_the_page_is_a_spec(self):
         page = run("list", "--markdown").stdout
         for policy in json.loads(run("list", "--json").stdout)["policies"]:

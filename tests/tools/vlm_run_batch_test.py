@@ -383,6 +383,48 @@ class Batches(VlmRun):
         self.assertEqual(result.returncode, 2)
         self.assertIn(b"out.jsonl.run.json says that the answers", result.stderr)
 
+    def test_lean_answers_do_not_mix_with_others(self):
+        self.write_input(4)
+        command = ["-m", MODEL, "--batch", self.input, "--out", self.output, "-n", 2]
+        self.assert_sound(run(*command, "--lean"))
+        Path(f"{self.output}.run.json").unlink()
+        before = self.output.read_bytes()
+        for more in (["--kv", "int4"], ["--kv", "int4", "--lean"], ["--lean"], []):
+            self.assert_refused(run(*command, *more), 1, ["answers of --lean", "out.jsonl.run.json", "missing"])
+        self.assertEqual(self.output.read_bytes(), before)
+
+    def test_a_stream_that_nobody_takes_ends_the_batch(self):
+        self.write_input(12)
+        command = ["-m", MODEL, "--batch", self.input, "--out", "-", "-n", 2]
+        with open("/dev/full", "w") as full:
+            result = run(*command, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn(b"standard output cannot be written: No space left on device", result.stderr)
+        self.assertNotIn(b"12 of 12", result.stderr)
+        reader, writer = os.pipe()
+        os.close(reader)
+        result = run(*command, capture_output=False, stdout=writer, stderr=subprocess.PIPE)
+        os.close(writer)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn(b"standard output was closed", result.stderr)
+        self.assertNotIn(b"12 of 12", result.stderr)
+
+    def test_blank_lines_of_an_output_are_no_answers(self):
+        self.write_input(3)
+        self.assert_sound(self.batch())
+        lines = self.output.read_text().splitlines(keepends=True)
+        self.output.write_text(lines[0] + "\n  \n" + lines[1] + "\r\n")
+        self.assert_sound(self.batch())
+        after = [line for line in self.output.read_text().splitlines() if line.strip()]
+        self.assertEqual([json.loads(line)["id"] for line in after], [0, 1, 2])
+        self.output.write_text(lines[0] + "\nnot a record\n")
+        self.assert_refused(self.batch(), 1, ["line 3 is not a record"])
+
+    def test_quiet_is_not_silent_about_failures(self):
+        self.write_input(1, [(0, json.dumps({"id": "gone", "image": "gone.png"}))])
+        result = run("-q", "-m", MODEL, "--batch", self.input, "--out", self.output, "-n", 2)
+        self.assert_refused(result, 1, ["1 failed (1 unreadable or damaged)", "out.jsonl"])
+
     def test_only_the_first_errors_are_printed(self):
         self.write_input(1, [(0, json.dumps({"id": f"gone {i}", "image": "gone.png"})) for i in range(50)])
         result = self.batch()

@@ -206,6 +206,7 @@ int run_fidelity(const FidelityOptions& options) {
   const std::vector<ForcedRecord> records = read_forced_records(options.data, options.records);
   TerminalWatch watch(/*quiet=*/false);
   Session session(options.session, &watch);
+  print_prompt_warnings(session, records);
   const CacheShape shape = session.model().decoder().cache_shape();
   if (options.bits) {
     const EncodedPrompt first = encode_record(session, records.front(), options.sampling);

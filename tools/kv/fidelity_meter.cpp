@@ -16,6 +16,7 @@
 #include "kvcache/spec.h"
 #include "runtime/clip_file.h"
 #include "runtime/forced_run.h"
+#include "runtime/placeholders.h"
 #include "tools/common/input_text.h"
 #include "tools/common/messages.h"
 #include "tools/common/visual_options.h"
@@ -122,6 +123,13 @@ double Fidelity::perplexity() const {
 
 double Fidelity::reference_perplexity() const {
   return kl.empty() ? 1 : std::exp(-reference_log_probability / static_cast<double>(kl.size()));
+}
+
+void print_prompt_warnings(Session& session, std::span<const ForcedRecord> records) {
+  print_warnings(session.warnings());
+  std::vector<ChatMessage> prompts;
+  for (const ForcedRecord& record : records) prompts.push_back(user_message(record.prompt, 0, {}));
+  print_warnings(foreign_placeholders(session.model(), prompts));
 }
 
 EncodedPrompt encode_record(Session& session, const ForcedRecord& record,

@@ -31,6 +31,9 @@ inline constexpr int kMostForcedRecords = 1 << 20;  ///< of a file
 /// naming the line.
 std::vector<ForcedRecord> read_forced_records(const std::string& path, int most = 0);
 
+/// Prints what is not as it should be in the checkpoint or in the prompts of the records.
+void print_prompt_warnings(Session& session, std::span<const ForcedRecord> records);
+
 /// The conversation of a record, its pictures and what is taken of its videos read and encoded.
 /// Throws Error that starts with the record's place, also if the model has no positions for it.
 EncodedPrompt encode_record(Session& session, const ForcedRecord& record,

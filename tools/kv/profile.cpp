@@ -254,6 +254,10 @@ void fit_eta(Profiler& profiler, bool one, bool two, PolicyProfile& profile) {
 }
 
 void check_options(const ProfileOptions& options) {
+  if (options.out == "-") {
+    throw Error(ErrorCode::kInvalidArgument,
+                "--out is \"-\"; a profile is a file that later runs extend: give its name");
+  }
   check_sampling(options.sampling);
   std::error_code error;
   if (std::filesystem::equivalent(options.data, options.out, error)) {
@@ -276,6 +280,7 @@ int run_profile(const ProfileOptions& options) {
   std::vector<ForcedRecord> records = read_forced_records(options.data, options.records);
   TerminalWatch watch(/*quiet=*/false);
   Session session(options.session, &watch);
+  print_prompt_warnings(session, records);
   // Refused before anything is measured.
   PolicyProfile profile = profile_to_extend(options.out, std::string(session.model().name()));
   Profiler profiler(options, session, std::move(records));

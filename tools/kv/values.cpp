@@ -158,6 +158,7 @@ int run_values(const ValuesOptions& options) {
   const std::vector<ForcedRecord> records = read_forced_records(options.data, options.records);
   TerminalWatch watch(/*quiet=*/false);
   Session session(options.session, &watch);
+  print_prompt_warnings(session, records);
   const CacheShape shape = session.model().decoder().cache_shape();
   ValueSurvey survey(shape.layers, shape.kv_heads, shape.head_dim);
   Progress progress("values", records.size(), false);

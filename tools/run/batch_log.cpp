@@ -135,11 +135,15 @@ int BatchLog::finish(size_t peak_bytes, bool interrupted) {
   const auto rate = [seconds](size_t count) {
     return seconds > 0 ? static_cast<double>(count) / seconds : 0;
   };
-  say(fmt::format(
+  const std::string totals = fmt::format(
       "batch: {}{} records done, {}; {} tokens in {:.1f} s ({:.1f} records/s, {:.1f} tokens/s){}",
       done_, total_ ? fmt::format(" of {}", *total_) : "", failures_.text(), tokens_, seconds,
       rate(answered()), rate(tokens_),
-      peak_bytes == 0 ? "" : ", cache at most " + human_bytes(peak_bytes)));
+      peak_bytes == 0 ? "" : ", cache at most " + human_bytes(peak_bytes));
+  if (options_.quiet && failures_.count() > 0) {
+    print_message("vlm-run: {}; their errors are in {}\n", failures_.text(), output_.name());
+  }
+  say(totals);
   if (interrupted) return kExitInterrupted;
   return failures_.count() > 0 ? kExitFailed : 0;
 }

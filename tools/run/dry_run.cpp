@@ -78,7 +78,9 @@ struct Fit {
 };
 
 Fit fit(const CachePlan& plan, const std::string& spec, const SequenceSize& size, size_t left) {
-  Fit made{spec, reservation(plan, size)};
+  Fit made{spec, {}};
+  if (size.max_rows == 0) return made;  // no record can be answered
+  made.each = reservation(plan, size);
   if (left > made.each.staging) made.sequences = (left - made.each.staging) / made.each.kept;
   return made;
 }
@@ -100,7 +102,10 @@ std::vector<Fit> fits_of(const Session& session, const std::string& kv, const Se
 
 Prompts prompts_of_records(const RunOptions& options, Requests& requests) {
   Prompts prompts;
-  for (const Record& record : read_records(options.batch_in, options.batch_out)) {
+  std::string left_out;
+  const std::vector<Record> records = read_records(options.batch_in, options.batch_out, &left_out);
+  if (!left_out.empty()) print_message("vlm-run: note: {}\n", left_out);
+  for (const Record& record : records) {
     if (interrupted()) throw Error(ErrorCode::kCancelled, "interrupted");
     try {
       const OpenRecord open = requests.open(record);

@@ -73,58 +73,26 @@ std::vector<std::string> names_of(const std::string& pattern) {
   return names;
 }
 
-/// Adds the files below `folder` that `names` match, one after the other.
-void match(const fs::path& folder, std::span<const std::string> names,
-           std::vector<std::string>& paths) {
-  const std::string& name = names.front();
-  const bool last = names.size() == 1;
-  if (name == kAnyDepth) {
-    if (!last) match(folder, names.subspan(1), paths);
-    for (const fs::directory_entry& entry : entries_of(folder)) {
-      if (is_hidden(entry)) continue;
-      const fs::path path = folder / entry.path().filename();
-      if (is_folder(entry) && !entry.is_symlink()) match(path, names, paths);  // links may be loops
-      if (last && !is_folder(entry) && has_picture_suffix(path.string())) {
-        paths.push_back(path.string());
-      }
-    }
-    return;
-  }
-  const auto take = [&](const fs::path& path) {
-    std::error_code unknown;
-    const bool directory = fs::is_directory(path, unknown);
-    if (last && !directory && fs::exists(path, unknown)) paths.push_back(path.string());
-    if (!last && directory) match(path, names.subspan(1), paths);
-  };
-  if (name.find_first_of("*?[\\") == std::string::npos) return take(folder / name);
-  for (const fs::directory_entry& entry : entries_of(folder)) {
-    const std::string file = entry.path().filename().string();
-    if (fnmatch(name.c_str(), file.c_str(), FNM_PERIOD) == 0) take(folder / file);
-  }
-}
-
 std::string counted(size_t count, const char* noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
-}  // namespace
-
-std::vector<std::string> images_in(const std::string& folder,
-                                   const std::function<bool(const std::string&)>& ignored,
-                                   std::string& left_out) {
+/// The images of a folder or of a pattern's last **, and how much of it is left out.
+struct Found {
   std::vector<std::string> paths;
   size_t folders = 0;
+  size_t links = 0;  // to folders, for they may be loops
   size_t hidden = 0;
   size_t videos = 0;
   size_t disguised = 0;
   size_t others = 0;
-  for (const fs::directory_entry& entry : entries_of(folder)) {
-    const std::string path = entry.path().string();
-    if (ignored(path)) continue;
+
+  /// Takes `path`, which is that of the entry, if it is named like an image.
+  void take(const fs::directory_entry& entry, const std::string& path) {
     if (is_hidden(entry)) {
       ++hidden;
     } else if (is_folder(entry)) {
-      ++folders;
+      ++(entry.is_symlink() ? links : folders);
     } else if (has_picture_suffix(path)) {
       paths.push_back(path);
     } else if (has_video_suffix(path)) {
@@ -133,26 +101,74 @@ std::vector<std::string> images_in(const std::string& folder,
       ++(is_image(entry) ? disguised : others);
     }
   }
-  std::vector<std::string> parts;
-  if (folders > 0) {
-    parts.push_back(fmt::format("{} (give '{}' for images of all depths)",
-                                counted(folders, "folder"),
-                                printable((fs::path(folder) / kAnyDepth).string())));
+
+  /// A sentence on what is left out, with the way to get it; empty if nothing is. `folder`: where
+  /// the folders are.
+  std::string left_out(const std::string& folder) const {
+    std::vector<std::string> parts;
+    if (folders > 0) {
+      parts.push_back(fmt::format("{} (give '{}' for images of all depths)",
+                                  counted(folders, "folder"),
+                                  printable((fs::path(folder) / kAnyDepth).string())));
+    }
+    if (links > 0) parts.push_back(counted(links, "link") + " to folders (give each by itself)");
+    if (disguised > 0) {
+      parts.push_back(fmt::format("{} not named like one (rename to .jpg or .png)",
+                                  counted(disguised, "image")));
+    }
+    if (videos > 0) {
+      parts.push_back(
+          fmt::format("{} (list them in a file, one path a line)", counted(videos, "video")));
+    }
+    if (hidden > 0) parts.push_back(counted(hidden, "hidden file"));
+    if (others > 0) parts.push_back(counted(others, "other file"));
+    if (parts.empty()) return {};
+    return fmt::format("takes {} and leaves out {}", counted(paths.size(), "image"),
+                       fmt::join(parts, ", "));
   }
-  if (disguised > 0) {
-    parts.push_back(
-        fmt::format("{} not named like one (rename to .jpg or .png)", counted(disguised, "image")));
+};
+
+/// Adds the files below `folder` that `names` match, one after the other.
+void match(const fs::path& folder, std::span<const std::string> names, const IgnoreFile& ignored,
+           Found& found) {
+  const std::string& name = names.front();
+  const bool last = names.size() == 1;
+  if (name == kAnyDepth) {
+    if (!last) match(folder, names.subspan(1), ignored, found);
+    for (const fs::directory_entry& entry : entries_of(folder)) {
+      const fs::path path = folder / entry.path().filename();
+      const bool walked = is_folder(entry) && !is_hidden(entry) && !entry.is_symlink();
+      if (walked) match(path, names, ignored, found);
+      if (last && !walked && !ignored(path.string())) found.take(entry, path.string());
+    }
+    return;
   }
-  if (videos > 0) {
-    parts.push_back(
-        fmt::format("{} (list them in a file, one path a line)", counted(videos, "video")));
+  const auto take = [&](const fs::path& path) {
+    std::error_code unknown;
+    const bool directory = fs::is_directory(path, unknown);
+    if (last && !directory && fs::exists(path, unknown) && !ignored(path.string())) {
+      found.paths.push_back(path.string());
+    }
+    if (!last && directory) match(path, names.subspan(1), ignored, found);
+  };
+  if (name.find_first_of("*?[\\") == std::string::npos) return take(folder / name);
+  for (const fs::directory_entry& entry : entries_of(folder)) {
+    const std::string file = entry.path().filename().string();
+    if (fnmatch(name.c_str(), file.c_str(), FNM_PERIOD) == 0) take(folder / file);
   }
-  if (hidden > 0) parts.push_back(counted(hidden, "hidden file"));
-  if (others > 0) parts.push_back(counted(others, "other file"));
-  left_out = parts.empty() ? std::string()
-                           : fmt::format("takes {} and leaves out {}",
-                                         counted(paths.size(), "image"), fmt::join(parts, ", "));
-  return paths;
+}
+
+}  // namespace
+
+std::vector<std::string> images_in(const std::string& folder, const IgnoreFile& ignored,
+                                   std::string& left_out) {
+  Found found;
+  for (const fs::directory_entry& entry : entries_of(folder)) {
+    const std::string path = entry.path().string();
+    if (!ignored(path)) found.take(entry, path);
+  }
+  left_out = found.left_out(folder);
+  return std::move(found.paths);
 }
 
 bool is_pattern(const std::string& path) {
@@ -160,16 +176,18 @@ bool is_pattern(const std::string& path) {
   return path.find_first_of(kWildcards) != std::string::npos && !fs::exists(path, ignored);
 }
 
-std::vector<std::string> files_of_pattern(const std::string& pattern) {
-  std::vector<std::string> paths;
+std::vector<std::string> files_of_pattern(const std::string& pattern, const IgnoreFile& ignored,
+                                          std::string& left_out) {
+  Found found;
   const std::string folder = folder_of_pattern(pattern);
   const std::vector<std::string> names = names_of(pattern.substr(folder.size()));
   std::error_code unknown;
-  if (folder.empty() || fs::is_directory(folder, unknown)) match(folder, names, paths);
-  std::ranges::sort(paths);
-  const auto repeated = std::ranges::unique(paths);  // a/**/**/b finds some twice
-  paths.erase(repeated.begin(), repeated.end());
-  return paths;
+  if (folder.empty() || fs::is_directory(folder, unknown)) match(folder, names, ignored, found);
+  std::ranges::sort(found.paths);
+  const auto repeated = std::ranges::unique(found.paths);  // a/**/**/b finds some twice
+  found.paths.erase(repeated.begin(), repeated.end());
+  left_out = found.left_out(folder);
+  return std::move(found.paths);
 }
 
 std::string folder_of_pattern(const std::string& pattern) {

@@ -59,6 +59,7 @@ std::optional<OutputLine> parse_line(std::string_view text) {
   OutputLine line;
   line.id = *id;
   line.failed = json.contains("error");
+  line.lean = json.contains("finish_reason") && !json.contains("model");
   line.text = string_of(json, "text");
   for (const char* key : {"images", "videos", "content"}) {
     const auto files = json.find(key);
@@ -98,13 +99,18 @@ OutputText parse_output(std::string_view text, const std::string& name) {
     const size_t begin = output.good_bytes;
     const size_t end = text.find('\n', begin);
     const std::string_view content = text.substr(begin, end - begin);
+    if (end != std::string_view::npos && content.find_first_not_of(" \t\r") == content.npos) {
+      output.good_bytes = end + 1;  // a line left blank by hand
+      continue;
+    }
     std::optional<OutputLine> line = parse_line(content);
     if (!line && end == std::string_view::npos && is_torn(content)) break;
     if (!line) {
       throw Error(ErrorCode::kCorruptFile,
-                  fmt::format("--out {} holds a line that is not a record of a batch: \"{:.40}\"; "
-                              "give another file or remove that line",
-                              printable(name), printable(content)));
+                  fmt::format("--out {}: line {} is not a record of a batch: \"{:.40}\"; give "
+                              "another file or remove that line",
+                              printable(name), 1 + std::ranges::count(text.substr(0, begin), '\n'),
+                              printable(content)));
     }
     if (!line->failed && !line->id.is_null()) {
       const auto [first, inserted] = answers.emplace(json_line(line->id), output.lines.size());
@@ -130,9 +136,9 @@ Output::Output(const std::string& path, const BatchSettings& settings, bool lean
   if (is_stream()) return;
   try {
     open_locked();
-    const bool shared = share(settings, lean);
     const std::string text = read_all();
     OutputText output = parse_output(text, path);
+    const bool shared = share(settings, lean, std::ranges::any_of(output.lines, &OutputLine::lean));
     for (OutputLine& line : output.lines) {
       if (line.failed) {
         failures_.push_back(std::move(line));
@@ -159,7 +165,7 @@ Output::~Output() { close_file(); }
 
 std::string Output::name() const { return is_stream() ? "standard output" : printable(path_); }
 
-bool Output::share(const BatchSettings& settings, bool write) const {
+bool Output::share(const BatchSettings& settings, bool write, bool expected) const {
   const std::string path = path_ + ".run.json";
   std::error_code unknown;
   if (std::filesystem::exists(path, unknown)) {
@@ -175,6 +181,13 @@ bool Output::share(const BatchSettings& settings, bool write) const {
                               printable(path), name(), *differs));
     }
     return true;
+  }
+  if (expected) {
+    throw Error(
+        ErrorCode::kCorruptFile,
+        fmt::format("--out {} has answers of --lean, and {}, which says how they were made, "
+                    "is missing; give another --out, or put that file back",
+                    name(), printable(path)));
   }
   if (!write) return false;
   const Json json{{"model", settings.model},
@@ -371,9 +384,16 @@ bool Output::replace(const std::string& text) {
 
 void Output::append(const Json& json) {
   if (is_stream()) {
-    fmt::print("{}\n", json_line(json));
-    std::fflush(stdout);
-    return;
+    const std::string line = json_line(json) + "\n";
+    std::fwrite(line.data(), 1, line.size(), stdout);
+    if (std::fflush(stdout) == 0) return;
+    const int reason = errno;
+    throw Error(ErrorCode::kCorruptFile,
+                reason == EPIPE
+                    ? "standard output was closed by the program that read it; no more is answered"
+                    : fmt::format("standard output cannot be written: {}; redirect it to another "
+                                  "disk, or give --out FILE",
+                                  std::strerror(reason)));
   }
   require_unchanged();
   const std::string line = json_line(json) + "\n";

@@ -20,6 +20,7 @@ struct OutputLine {
   size_t length = 0;          ///< with the newline, if it has one
   nlohmann::ordered_json id;  ///< null for a line of the input that had none
   bool failed = false;        ///< it has an error in place of an answer
+  bool lean = false;          ///< an answer that does not say how it was made
   std::string text;           ///< the answer
   BatchSettings settings;     ///< as far as it says
   nlohmann::ordered_json asked = nlohmann::ordered_json::object();  ///< asked_of(), likewise
@@ -86,9 +87,10 @@ class Output {
   };
 
   void open_locked();
-  /// Compares the settings with those of PATH.run.json; if there is none, writes it if `write`.
-  /// Returns whether it is there.
-  bool share(const BatchSettings& settings, bool write) const;
+  /// Compares the settings with those of PATH.run.json; if there is none, throws
+  /// Error{kCorruptFile} if it is `expected`, and writes it if `write`. Returns whether it is
+  /// there.
+  bool share(const BatchSettings& settings, bool write, bool expected) const;
   bool is_stream() const { return path_ == kStandardOutput; }
   void require_settings(const OutputLine& line, const std::string& path,
                         const BatchSettings& settings) const;

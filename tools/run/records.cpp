@@ -124,9 +124,11 @@ std::vector<std::string> read_names(const ConfigReader& reader, const char* one,
     reader.fail(many, fmt::format("a list of file names; one name goes under {}", one));
   }
   for (size_t i = 0; i < list.size(); ++i) {
-    const std::string key = fmt::format("{}[{}]", many, i);
-    const nlohmann::json entry{{key, list[i]}};
-    names.push_back(ConfigReader(entry, reader.path()).required_string(key));
+    if (!list[i].is_string()) {
+      fail(reader.path(), fmt::format("{}[{}] is {}", many, i, json_line(list[i])),
+           fmt::format("expected a list of file names in {}", many));
+    }
+    names.push_back(list[i].get<std::string>());
   }
   return names;
 }
@@ -148,6 +150,9 @@ void read_object(Record& record, const nlohmann::json& json, RecordUse use, cons
   for (std::string& video : record.videos) video = path_in(folder, video, "video");
   record.prompt = reader.string("prompt", "");
   record.text = reader.string("text", "");
+  if (reader.raw("text").is_string() && record.text.empty()) {
+    reader.fail("text", "the answer to force, or no text");
+  }
   if (record.images.empty() && record.videos.empty() && record.prompt.empty()) {
     reader.fail("image", "a file name, or images, a video, videos, or a prompt");
   }
@@ -399,16 +404,15 @@ std::vector<Record> read_records(const std::string& batch, const std::string& ou
   };
   std::string others;
   std::vector<std::string> paths =
-      folder ? images_in(batch, is_output, others) : files_of_pattern(batch);
-  if (!folder) std::erase_if(paths, is_output);
+      folder ? images_in(batch, is_output, others) : files_of_pattern(batch, is_output, others);
   if (paths.empty()) {
     throw Error(
         ErrorCode::kCorruptFile,
         fmt::format("--batch {} {}; give a folder with images, a pattern that matches some, or a "
                     "file of records",
                     printable(batch),
-                    !folder          ? "matches no file"
-                    : others.empty() ? "has no image file (.png, .jpg, ...)"
+                    !folder && others.empty() ? "matches no file"
+                    : others.empty()          ? "has no image file (.png, .jpg, ...)"
                                      : "has no image file (.png, .jpg, ...): it " + others));
   }
   if (left_out != nullptr && !others.empty()) {
