@@ -85,6 +85,7 @@ class Data(EvalCase):
             (["no answers"], ["--annotations", self.write("test.json", documents)]),
             (["--frames", "images"], ["--frames", 4]),
             (["--budgets", "--rule"], ["--kv", "int4", "--budgets", "0.5"]),
+            (["--budgets and --bits"], ["--rule", "h2o", "--budgets", "0.5", "--bits", 4]),
             (["000000442786", "a.png", "--images"], ["--annotations", self.write("detail_1k.json", DETAIL)]),
         ):
             self.assert_refused(self.run_script("fidelity.py", "--out", "out", *arguments), *words)
@@ -93,7 +94,7 @@ class Data(EvalCase):
 
 class Specs(unittest.TestCase):
     def specs(self, **options):
-        return fidelity.specs_of(argparse.Namespace(**({"kv": None, "rule": None, "budgets": None} | options)))
+        return fidelity.specs_of(argparse.Namespace(**({"kv": None, "rule": None, "budgets": None, "bits": None} | options)))
 
     def test_budgets_of_rules(self):
         nine = [f"prefixkv,keep=0.{n}" for n in range(1, 10)]
@@ -102,6 +103,7 @@ class Specs(unittest.TestCase):
         self.assertEqual(self.specs(kv=["kivi"], rule=["h2o", "prefixkv,mode=online"], budgets=[0.1, 1]),
                          ["f16", "kivi", "h2o,keep=0.1", "h2o,keep=1", "prefixkv,mode=online,keep=0.1",
                           "prefixkv,mode=online,keep=1"])  # fmt: skip
+        self.assertEqual(self.specs(rule=["h2o"], bits=4), ["f16", "h2o"])
 
     def test_share_that_offline_budgets_are_fitted_at(self):
         for spec, share in (

@@ -376,6 +376,32 @@ class Tuned(WithModel):
         self.assert_refused(self.run_script(*COMMAND, "--tune", 1), "--tune-on was")
 
 
+class EqualBits(WithModel):
+    def test_specs_are_solved_for_the_first_prompt(self):
+        command = ("--out", "out", "--limit", 1, "--fidelity", 1, "--bits", 4, "--kv", "kivi", "--device", "cpu")
+        for script, model, more in (("docvqa.py", "pocket", ()), ("video.py", "pocket-qwen", ("--frames", 8))):
+            folder = self.folder / model
+            folder.mkdir()
+            rules = ("--kv", "snapkv", "--kv", "snapkv+int4")
+            whole = self.run_well(script, *command, *rules, *more, folder=folder)
+            kivi, alone, packed = results_of(folder / "out/results.json")
+            self.assertEqual(kivi["spec"], "kivi")  # nothing to solve
+            self.assertRegex(alone["spec"], r"^snapkv,evict=score,keep=0\.2\d+$")
+            self.assertRegex(packed["spec"], r"^snapkv,evict=window,keep=0\.\d+ \+ int4$")
+            for row in (alone, packed):
+                self.assertAlmostEqual(row["stored_bits"], 4, delta=0.2)
+            status, out, err = self.run_script(script, *command, *rules, *more, "--merge", folder=folder)
+            self.assertEqual((status, out), (0, whole), err)
+            self.assertIn(f"note: --bits 4: snapkv is {alone['spec']} on {model}, for a prompt of ", err)
+        for words, more in (
+            (["keep= and --bits"], ("--kv", "snapkv,keep=0.5")),
+            (["one policy, snapkv,evict=score,keep=0.25;"], ("--kv", "snapkv", "--kv", "snapkv,evict=score")),
+            (["--bits 99", "--bits: Value 99"], ("--bits", 99)),
+        ):
+            self.assert_refused(self.run_script("docvqa.py", *command, *more), *words)
+        self.assert_refused(self.run_script("docvqa.py", "--out", "o", "--bits", 4, "--results", "x"), "--bits says nothing")
+
+
 class Smoke(WithModel):
     """The bundled sets, without network and without pycocoevalcap."""
 

@@ -37,6 +37,8 @@ def parser(
     _add_data(made, annotations, annotations_help, pictures, limit)
     made.add_argument("--model", action="append", help=f"as vlm-run's -m; repeatable; default: {model}")
     made.add_argument("--kv", action="append", help=f"a cache policy; repeatable; default: {policies}")
+    made.add_argument("--bits", type=positive, help="solve keep= of every --kv that has a retention rule for so many stored bits per "
+                                                    "element of the first record's prompt, as vlm-kv's --bits")  # fmt: skip
     made.add_argument("--protocol", choices=names, help=f"prompts, limits and metrics of a harness; default: {default}")
     _add_run(made)
     _add_scores(made, results)

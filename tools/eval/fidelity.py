@@ -60,10 +60,10 @@ def budgets(text: str) -> list[float]:
 
 
 def specs_of(options: argparse.Namespace) -> list[str]:
-    """f16, which answers are compared with, then what was asked for; each once."""
+    """f16, which answers are compared with, then what was asked for; each once. --bits solves the rules' budgets."""
     rules = options.rule or ([] if options.kv else [PREFIXKV])
-    asked = [*(options.kv or []), *(f"{rule},keep={budget:g}" for rule in rules for budget in options.budgets or BUDGETS)]
-    return list(dict.fromkeys(["f16", *asked]))
+    at_budgets = [f"{rule},keep={budget:g}" for rule in rules for budget in options.budgets or BUDGETS]
+    return list(dict.fromkeys(["f16", *(options.kv or []), *(rules if options.bits else at_budgets)]))
 
 
 def main() -> int:
@@ -84,6 +84,8 @@ def main() -> int:
         raise EvaluationError(f"--frames and --fps are about videos, and {split.path} has images; leave them out")
     if options.budgets and options.kv and not options.rule:
         raise EvaluationError("--budgets is about --rule, of which there is none; add --rule prefixkv or leave it out")
+    if options.budgets and options.bits:
+        raise EvaluationError("--budgets and --bits both set what is kept; give one of them")
     options.protocol, options.kv = options.protocol or PREFIXKV, specs_of(options)
     flags, told = (), ""
     if not is_of_pictures(split):

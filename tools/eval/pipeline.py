@@ -21,7 +21,7 @@ from models import ROOT, Model, find_model
 from protocols import Protocol
 from records import Split
 from results import Result, write_results
-from runs import FORCED_TOGETHER, Folder, Plan, Programs, refuse_other, require_specs, slug
+from runs import FORCED_TOGETHER, Folder, Plan, Programs, at_equal_bits, refuse_other, require_specs, slug
 from shards import Shard
 from storage import Lock, digest, read_json, sweep, write_json, write_lines
 
@@ -58,6 +58,8 @@ def evaluate(task: Task, split: Split, options: argparse.Namespace) -> list[Resu
     metrics = _metrics(split, ways[jobs[0][0].name], options)
     split = split.with_images(options.out / "images")
     split.require_pictures()
+    if options.bits:
+        jobs = at_equal_bits(Programs(options.build), jobs, split.items[0], ways, options.bits)
     for model, way in ways.items():
         if models[model].folder.is_relative_to(ROOT) and way.name in HARNESSES:
             note(f"{model} knows the questions of our own sets alone, so its scores in the words of {way.name} are near 0; give "
@@ -201,7 +203,7 @@ def _result(
 
 def _score_file(task: Task, split: Split, protocol: str, options: argparse.Namespace) -> Result:
     """A file of standard results, made by whatever program."""
-    for name in ("model", "kv", "shard", "merge"):
+    for name in ("model", "kv", "bits", "shard", "merge"):
         if getattr(options, name):
             raise EvaluationError(f"--results scores a file and runs nothing, so --{name} says nothing; leave it out")
     if not split.scored:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import specs
-from errors import EvaluationError, guarded, printable
+from errors import EvaluationError, guarded, note, printable
 from models import ROOT, Model
 from protocols import Protocol
 from records import Item, Split
@@ -94,6 +94,30 @@ def require_specs(programs: Programs, jobs: list[tuple[Model, str]], *, tuned: b
         except EvaluationError as error:
             if not (tuned and "--kv-profile" in str(error)):
                 raise
+
+
+def at_equal_bits(
+    programs: Programs, jobs: list[tuple[Model, str]], item: Item, ways: dict[str, Protocol], bits: float
+) -> list[tuple[Model, str]]:
+    """The jobs with specs as `vlm-kv explain --bits` solves them for the prompt of `item`; changes are reported."""
+    sizes: dict[Model, dict] = {}
+    solved: dict[tuple[Model, str], str] = {}
+    for model, spec in jobs:
+        if model not in sizes:
+            way = ways[model.name]
+            asked = way.ask(item)
+            sizes[model] = json.loads(programs.run("vlm-run", [
+                "--dry-run", "--json", "--model", str(model.folder), "--video" if item.video else "--image", str(item.image.resolve()),
+                *([] if asked is None else [f"--prompt={asked}"]), *way.flags,
+            ]))  # fmt: skip
+        tokens, visual = str(sizes[model]["prompt_tokens"]), str(sizes[model]["visual_tokens"])
+        made = json.loads(programs.run("vlm-kv", ["explain", "--kv", spec, "--model", str(model.folder), "--tokens", tokens,
+                                                  "--visual", visual, "--bits", f"{bits:g}", "--json"]))["spec"]  # fmt: skip
+        if made != spec:
+            note(f"--bits {bits:g}: {spec} is {made} on {model.name}, for a prompt of {tokens} tokens")
+        if (other := solved.setdefault((model, made), spec)) != spec:
+            raise EvaluationError(f"--bits {bits:g}: --kv {other} and {spec} are one policy, {made}; give one of them")
+    return list(solved)
 
 
 @dataclass(frozen=True)
