@@ -16,10 +16,10 @@ COMMAND = ("budgets.py", "--out", "out", "--limit", 2, "--fidelity", 0, "--devic
 class Table(unittest.TestCase):
     def test_a_score_by_hand(self):
         def rows(*values):
-            return [Result("m", spec, "chartqa", "val", "native", {"0": {}}, {"relaxed accuracy": value, "human": 0.0})
-                    for spec, value in zip(("f16", "h2o,keep=0.05"), values)]  # fmt: skip
+            return {key: Result("m", "-", "chartqa", "val", "native", {"0": {}}, {"relaxed accuracy": value, "human": 0.0})
+                    for key, value in zip(((None, "f16"), (0.05, "h2o")), values)}  # fmt: skip
 
-        table = budgets.table({"docvqa": rows(1.0, 0.5), "vizwiz": rows(0.5, 0.5)}, ["h2o"], [0.05])
+        table = budgets.table({"docvqa": rows(1.0, 0.5), "vizwiz": rows(0.5, 0.5)})
         self.assertIn("| all | `f16` | 1.0000 | 0.5000 | 100.0 % |", table)
         self.assertIn("| 5 % | `h2o` | 0.5000 | 0.5000 | 75.0 % |", table)
 
@@ -43,8 +43,13 @@ class Run(WithModel):
         rows = [{"imgname": row["image"], "query": row["question"], "label": row["answers"][0]} for row in data]
         own = ("--set", f"chartqa={self.write('test_human.json', rows)}", "--images", f"chartqa={HELDOUT}", "--protocol", "native")
         out = self.run_well(*COMMAND, *own)
+        self.run_well(*COMMAND[:-2], "--bits", "8,4", "--fidelity", 2, *own)
+        rows = list(csv.DictReader((self.folder / "out/budgets.csv").read_text().splitlines()))
+        self.assertEqual([(row["bits"], row["rule"]) for row in rows], [("16", "f16"), ("8.0", "random"), ("4.0", "random")])
+        for row in rows:
+            self.assertAlmostEqual(float(row["stored_bits"]), float(row["bits"]), delta=0.2)
         self.assertIn("| kept | rule | ChartQA (relaxed accuracy) | mean of f16's |", out)
-        for wrong in (("--set", "chart=x"), ("--set", "chartqa"), ("--budgets", "2")):
+        for wrong in (("--set", "chart=x"), ("--set", "chartqa"), ("--budgets", "2"), ("--bits", "4")):
             status, _, err = self.run_script(*COMMAND, *wrong)
             self.assertEqual((status, "Traceback" in err), (2, False), err)
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""The table of token eviction that papers of 2026 print: four tasks at 50, 20, 10 and 5 % of the tokens kept, rule by rule.
+"""The table of token eviction that papers of 2026 print: four tasks at 50, 20, 10 and 5 % of the tokens kept, rule by rule;
+or, with --bits, at equal stored bits.
 
     python3 tools/eval/budgets.py --out OUT --device cuda --batch-size 64
+    python3 tools/eval/budgets.py --out OUT --bits 8,4,2
     python3 tools/eval/budgets.py --out OUT --model MODEL --set docvqa=val_v1.0.json --set chartqa=test-00000-of-00001.parquet
 
 Runs docvqa.py and vqa.py under f16 and under every rule at every budget, and writes OUT/budgets.md and OUT/budgets.csv. Without
@@ -30,6 +32,7 @@ from shards import shard_of
 from storage import write_text
 
 TASKS = {"docvqa": DOCUMENTS, "chartqa": CHARTQA, "textvqa": TEXTVQA, "vizwiz": VIZWIZ}
+Rows = dict[tuple[float | None, str], Result]  # of one model and task, by budget (of f16 none) and rule
 TITLES = {DOCUMENTS: "DocVQA", CHARTQA: "ChartQA", TEXTVQA: "TextVQA", VIZWIZ: "VizWiz"}
 BUDGETS = (0.5, 0.2, 0.1, 0.05)
 RULES = ("random", "streaming", "h2o", "snapkv", "pyramidkv", "prefixkv", "mixkv", "tgv")  # those that the build has
@@ -41,6 +44,10 @@ def named(text: str) -> tuple[str, Path]:
     if name not in TASKS or not equals or not path:
         raise arguments.argparse.ArgumentTypeError(f"{text!r} is not TASK=PATH with one of {', '.join(TASKS)}")
     return name, Path(path)
+
+
+def bits(text: str) -> list[float]:
+    return [arguments.positive(part) for part in text.split(",")]
 
 
 def rules_of(programs: Programs) -> list[str]:
@@ -60,51 +67,54 @@ def command(name: str, model: str, folder: Path, specs: list[str], options) -> l
     return made + [word for spec in specs for word in ("--kv", spec)]
 
 
-def table(results: dict[str, list[Result]], rules: list[str], shares: list[float]) -> str:
-    """A row a rule and budget, a column a task: the score that decides the task, and what f16 has."""
-    head = ["kept", "rule", *(f"{TITLES[TASKS[name]]} ({_metric(rows)})" for name, rows in results.items()), "mean of f16's"]
-    lines = [head, ["---"] * len(head)]
-    for share, rule in [(None, "f16"), *((share, rule) for share in shares for rule in rules)]:
-        found = [_find(rows, _spec(rule, share)) for rows in results.values()]
-        plain = [_find(rows, "f16") for rows in results.values()]
-        cells = [f"{row.scores[_metric(rows)]:.4f}" for row, rows in zip(found, results.values())]
-        parts = [row.scores[_metric(rows)] / whole.scores[_metric(rows)]
-                 for row, whole, rows in zip(found, plain, results.values()) if whole.scores[_metric(rows)]]  # fmt: skip
-        mean = f"{100 * sum(parts) / len(parts):.1f} %" if parts else "-"
-        lines.append(["all" if share is None else f"{100 * share:g} %", f"`{rule}`", *cells, mean])
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
-def page(model: str, results: dict[str, list[Result]], rules: list[str], shares: list[float]) -> str:
-    about = [f"{TITLES[TASKS[name]]}: {rows[0].split}, protocol {rows[0].protocol}, n = {len(rows[0].items)}"
-             for name, rows in results.items()]  # fmt: skip
-    return f"## {model}\n\n{table(results, rules, shares)}\n{'; '.join(about)}. Scores are of 0 to 1.\n"
-
-
-def rows_of(model: str, results: dict[str, list[Result]], rules: list[str], shares: list[float]) -> list[dict]:
-    return [
-        {"model": model, "task": TITLES[TASKS[name]], "split": row.split, "protocol": row.protocol, "n": len(row.items),
-         "kept": share if share is not None else 1, "rule": rule, "spec": row.spec, "metric": _metric(rows),
-         "score": row.scores[_metric(rows)], "stored_bits": row.stored_bits}
-        for name, rows in results.items()
-        for share, rule in [(None, "f16"), *((share, rule) for share in shares for rule in rules)]
-        for row in [_find(rows, _spec(rule, share))]
-    ]  # fmt: skip
-
-
-def _spec(rule: str, share: float | None) -> str:
-    return rule if share is None else f"{rule},keep={share:g}"
-
-
-def _find(rows: list[Result], spec: str) -> Result:
-    found = next((row for row in rows if row.spec == spec), None)
-    if found is None:
-        raise EvaluationError(f"{spec} has no result; start the same command again")
+def run(name: str, model: str, rules: list[str], options) -> Rows:
+    """One start of the task's script, or one for each of --bits, which share f16's answers."""
+    folder = options.out / f"{slug(Path(model).name)}-{name}"
+    found: Rows = {}
+    for levels in [[level] for level in options.bits] if options.bits else [options.budgets]:
+        keys = [(level, rule) for level in levels for rule in rules]
+        specs = [rule if options.bits else f"{rule},keep={level:g}" for level, rule in keys]
+        words = command(name, model, folder, ["f16", *specs], options) + (["--bits", f"{levels[0]:g}"] if options.bits else [])
+        if subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).returncode != 0:
+            raise EvaluationError(f"{name} failed; fix what it reports and start the same command again")
+        found |= zip([(None, "f16"), *keys], read_results(folder / "results.json"), strict=True)
     return found
 
 
-def _metric(rows: list[Result]) -> str:
-    return str(primary(list(rows[0].scores)))
+def table(results: dict[str, Rows], share: bool = True) -> str:
+    """A row a budget and rule, a column a task: the score that decides the task, and what f16 has. Budgets are a share of the
+    tokens, or bits."""
+    metrics = {name: _metric(rows) for name, rows in results.items()}
+    plain = {name: rows[None, "f16"].scores[metrics[name]] for name, rows in results.items()}
+    head = ["kept" if share else "bits", "rule", *(f"{TITLES[TASKS[name]]} ({metrics[name]})" for name in results), "mean of f16's"]
+    lines = [head, ["---"] * len(head)]
+    for level, rule in next(iter(results.values())):
+        found = {name: rows[level, rule].scores[metrics[name]] for name, rows in results.items()}
+        parts = [found[name] / plain[name] for name in results if plain[name]]
+        mean = f"{100 * sum(parts) / len(parts):.1f} %" if parts else "-"
+        kept = "all" if level is None else f"{100 * level:g} %" if share else f"{level:g}"
+        lines.append([kept, f"`{rule}`", *(f"{score:.4f}" for score in found.values()), mean])
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def page(model: str, results: dict[str, Rows], share: bool) -> str:
+    plain = {name: rows[None, "f16"] for name, rows in results.items()}
+    about = [f"{TITLES[TASKS[name]]}: {row.split}, protocol {row.protocol}, n = {len(row.items)}" for name, row in plain.items()]
+    return f"## {model}\n\n{table(results, share)}\n{'; '.join(about)}. Scores are of 0 to 1.\n"
+
+
+def rows_of(model: str, results: dict[str, Rows], share: bool) -> list[dict]:
+    return [
+        {"model": model, "task": TITLES[TASKS[name]], "split": row.split, "protocol": row.protocol, "n": len(row.items),
+         "kept" if share else "bits": level or (1 if share else 16), "rule": rule, "spec": row.spec, "metric": _metric(rows),
+         "score": row.scores[_metric(rows)], "stored_bits": row.stored_bits}
+        for name, rows in results.items()
+        for (level, rule), row in rows.items()
+    ]  # fmt: skip
+
+
+def _metric(rows: Rows) -> str:
+    return str(primary(list(rows[None, "f16"].scores)))
 
 
 def main() -> int:
@@ -115,7 +125,9 @@ def main() -> int:
     add("--set", action="append", type=named, default=[], metavar="TASK=FILE", help=f"a data set; repeatable; tasks: {', '.join(TASKS)}")
     add("--images", action="append", type=named, default=[], metavar="TASK=FOLDER", help="folder of its images; repeatable")
     add("--rule", action="append", help=f"a retention rule; repeatable; default: of {', '.join(RULES)} those that there are")
-    add("--budgets", type=budgets, default=list(BUDGETS), help="shares of the tokens that are kept; default: 0.5,0.2,0.1,0.05")
+    levels = parser.add_mutually_exclusive_group()
+    levels.add_argument("--budgets", type=budgets, default=BUDGETS, help="shares of the tokens that are kept; default: 0.5,0.2,0.1,0.05")
+    levels.add_argument("--bits", type=bits, help="stored bits per element of a prompt instead, such as 8,4,2; solved for each task")
     add("--protocol", choices=("native", "lmms-eval", "vlmevalkit"), help="default: native for our own sets, lmms-eval for others")
     add("--limit", type=arguments.at_least(1), help="the first records of each set only")
     add("--fidelity", type=arguments.at_least(0), default=16, help="records over which stored bits are measured (default: 16)")
@@ -129,21 +141,17 @@ def main() -> int:
         raise EvaluationError("budgets.py makes one table, so start it once; --jobs and --batch-size use a machine fully")
     if repeated := [name for name, _ in options.set if [x for x, _ in options.set].count(name) > 1]:
         raise EvaluationError(f"--set {repeated[0]} is given twice; give one file of each task")
+    options.budgets = list(dict.fromkeys(options.budgets))
     rules = list(dict.fromkeys(options.rule or rules_of(Programs(options.build))))
     names = [name for name in TASKS if not options.set or name in dict(options.set)]
-    specs = ["f16", *(_spec(rule, share) for share in options.budgets for rule in rules)]
     pages, rows = [], []
     for model in dict.fromkeys(options.model or ["pocket"]):
         results = {}
         for name in names:
-            folder = options.out / f"{slug(Path(model).name)}-{name}"
-            words = command(name, model, folder, specs, options)
-            if subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).returncode != 0:
-                raise EvaluationError(f"{name} failed; fix what it reports and start the same command again")
-            results[name] = read_results(folder / "results.json")
+            results[name] = run(name, model, rules, options)
             say(f"{model}: {name} is done")
-        pages.append(page(model, results, rules, options.budgets))
-        rows += rows_of(model, results, rules, options.budgets)
+        pages.append(page(model, results, share=not options.bits))
+        rows += rows_of(model, results, share=not options.bits)
         made = io.StringIO()
         writer = csv.DictWriter(made, list(rows[0]), lineterminator="\n")
         writer.writeheader()
