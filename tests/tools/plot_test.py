@@ -69,6 +69,18 @@ class Data(unittest.TestCase):
         tie = [result("dear", 0.5, 2), result("near", 0.4, 2)]
         self.assertEqual([r["spec"] for r in plot_data.pareto(tie)], ["near"])
 
+    def test_labels_cover_nothing(self):
+        points = [(20.0 + i % 3, 30.0 + i // 3) for i in range(24)]
+        markers = [(x, y, 8.0, 8.0) for x, y in points]
+        places = plot_data.label_places(points, [(8.0, 6.0)] * 24, (300.0, 200.0), markers)
+        boxes = [*markers, *((x, y, 8.0, 6.0) for x, y in places)]
+        for i, (x, y) in enumerate(places):
+            self.assertTrue(4 <= x <= 296 and 3 <= y <= 197, (x, y))
+            for j, (a, b, width, height) in enumerate(boxes):
+                self.assertTrue(j == i + 24 or 2 * abs(x - a) >= 8 + width or 2 * abs(y - b) >= 6 + height, (i, j))
+        self.assertLess(max(math.dist(a, b) for a, b in zip(places, points)), 100)
+        self.assertEqual(plot_data.label_places([(5.0, 5.0)], [(90.0, 9.0)], (10.0, 10.0), []), [(5.0, 5.0)])  # no room at all
+
     def test_equal_curves_are_one_and_say_so(self):
         made = [result("a"), result("b", error=(0.3, 0.3)), result("c", error=(0.1, 0.20000001)), result("d", error=(0.1, 0.21))]
         groups = plot_data.equal_curves(made, "error", "visual_error")

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 from pictures import Output, import_matplotlib, read_arguments
-from plot_data import (KL_FLOOR, curve, equal_curves, error_bar, floored, group_label, origin, panels, pareto,
-                       read_results, score_shares, shortened, with_changed_scores)
+from plot_data import (KL_FLOOR, curve, equal_curves, error_bar, floored, group_label, label_places, origin, panels,
+                       pareto, read_results, score_shares, shortened, with_changed_scores)
 
 ROWS_A_PAGE = 4
 SCORES_A_PAGE = 12
@@ -110,8 +110,6 @@ class Plotter:
                           label=f"{self.number[spec]}  {shortened(spec, self.out.name_length(64))}{' *' if spec in chosen else ''}")
             axis.plot([result["nominal_bits"], result["stored_bits"]], [kl, kl], lw=0.5, color=color)
             axis.plot(result["nominal_bits"], kl, marker="|", ms=4, color=color)
-            axis.annotate(str(self.number[spec]), (result["stored_bits"], kl), xytext=(3, 3), textcoords="offset points",
-                          fontsize=self.out.points(6), color=color)
         axis.set_yscale("log")
         axis.set_ylim(bottom=KL_FLOOR / 2)
         axis.axhline(KL_FLOOR, color="0.6", lw=0.6, ls=":")
@@ -122,7 +120,28 @@ class Plotter:
         axis.set_ylabel("mean KL (nats)" if self.out.paper else "mean KL against f16 (nats), 1.96 standard errors over tokens")
         self.out.legend(axis, loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=6.5, ncol=columns,
                         title="* on the grey line")
+        self.numbers(axis)
         self.finish(figure, "bits", 0, 1, "Divergence against memory")
+
+    def numbers(self, axis) -> None:
+        """The number of each marker, with a line to it where there is no room next to it."""
+        axis.figure.draw_without_rendering()  # the layout decides what is near
+        size = self.out.points(6)
+        dots = 72 / axis.figure.dpi
+
+        def point(bits: float, result: dict) -> tuple[float, float]:
+            return tuple(dots * (axis.transData.transform((bits, floored(result["kl_mean"])[0])) - axis.bbox.min))
+
+        points = [point(result["stored_bits"], result) for result in self.results]
+        lines = [point(result["nominal_bits"], result) for result in self.results]
+        taken = [((x + left) / 2, y, abs(x - left) + 8, 8) for (x, y), (left, _) in zip(points, lines)]
+        names = [str(self.number[result["spec"]]) for result in self.results]
+        places = label_places(points, [(0.66 * size * len(name), size) for name in names], tuple(dots * axis.bbox.size), taken)
+        for result, name, (x, y), place in zip(self.results, names, points, places):
+            color = self.color[result["spec"]]
+            line = {"arrowstyle": "-", "lw": 0.4, "color": color, "shrinkA": 0, "shrinkB": 0}
+            axis.annotate(name, (result["stored_bits"], floored(result["kl_mean"])[0]), xytext=(place[0] - x, place[1] - y),
+                          textcoords="offset points", ha="center", va="center", fontsize=size, color=color, arrowprops=line)
 
     def scores(self) -> None:
         """As CalibQuant's figure 1."""

@@ -1,5 +1,6 @@
 """What plot.py draws, made ready: nothing here needs matplotlib."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -77,6 +78,34 @@ def error_bar(result: dict) -> tuple[float, float]:
     kl, below = floored(result["kl_mean"])
     reach = 1.96 * result.get("kl_std_error", 0)
     return (0.0, 0.0) if below else (min(reach, kl - KL_FLOOR), reach)
+
+
+Box = tuple[float, float, float, float]  # centre, width and height
+
+
+def label_places(points: list[tuple[float, float]], sizes: list[tuple[float, float]], high: tuple[float, float],
+                 taken: list[Box]) -> list[tuple[float, float]]:
+    """Centres of labels of these widths and heights: each as near to its point as it covers nothing that is taken and no
+    earlier label, between (0, 0) and `high`; farther where its line to the point would cross earlier labels."""
+
+    def covered(x: float, y: float, width: float, height: float, others: list[Box]) -> list[Box]:
+        return [box for box in others if 2 * abs(x - box[0]) < width + box[2] and 2 * abs(y - box[1]) < height + box[3]]
+
+    labels: list[Box] = []
+    for (x, y), (width, height) in zip(points, sizes):
+        cost, best = math.inf, (x, y)
+        for reach, turn in itertools.product(range(6, 200, 3), range(16)):
+            if reach >= cost:
+                break
+            angle = (1 + turn) * math.pi / 8
+            at = (x + (reach + width / 2) * math.cos(angle), y + (reach + height / 2) * math.sin(angle))
+            inside = width / 2 <= at[0] <= high[0] - width / 2 and height / 2 <= at[1] <= high[1] - height / 2
+            if inside and not covered(*at, width, height, taken + labels):
+                crossed = {box for n in range(1, 16) for box in covered(x + n / 16 * (at[0] - x), y + n / 16 * (at[1] - y), 0, 0, labels)}
+                if reach + 15 * len(crossed) < cost:
+                    cost, best = reach + 15 * len(crossed), at
+        labels.append((*best, width, height))
+    return [(x, y) for x, y, _, _ in labels]
 
 
 def pareto(results: list[dict]) -> list[dict]:
