@@ -26,7 +26,7 @@ STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)
 SERIES_A_PANEL = len(COLORS)
 PANELS_A_PAGE = 4
 NAME_WIDTH = 46
-MARKER_WIDTH = 0.009  # of an axis
+MARKER_WIDTH, PAPER_MARKER_WIDTH = 0.009, 0.014  # of an axis
 FORMATS = ("png", "svg", "pdf")
 STYLES_OF_PAGES = ("screen", "paper")
 FILE_NAME = re.compile(rf"\d{{2,}}_(bits|speed|retained|error|objects)(-\d+)?\.({'|'.join(FORMATS)})")
@@ -149,7 +149,8 @@ class _Plotter:
         """A curve a policy, and where its points truly are at the foot. The limits of the axis are set before."""
         true = [where(row) for _, rows in families for row in rows]
         axis.plot(true, [0.015] * len(true), transform=axis.get_xaxis_transform(), color="black", marker="|", ms=5, ls="")
-        places = iter(_side_by_side(true, *axis.get_xlim(), log=joined))
+        apart = PAPER_MARKER_WIDTH if self.look.paper else MARKER_WIDTH
+        places = iter(_side_by_side(true, *axis.get_xlim(), log=joined, apart=apart))
         for i, (family, rows) in enumerate(families):
             found = [row.scores[self.summary.metric] for row in rows]
             axis.errorbar(
@@ -159,7 +160,7 @@ class _Plotter:
                 color=COLORS[i],
                 marker=MARKERS[i],
                 ls=STYLES[i] if joined and len(rows) > 1 else "",
-                ms=5,
+                ms=3.5 if self.look.paper else 5,
                 lw=1.1,
                 elinewidth=1,
                 capsize=2,
@@ -322,13 +323,13 @@ def _families(rows: list[Row], where: Callable[[Row], float]) -> list[tuple[str,
     return groups
 
 
-def _side_by_side(xs: list[float], low: float, high: float, log: bool) -> list[float]:
-    """Places that are MARKER_WIDTH of the axis from `low` to `high` apart and as near to `xs` as can be, in their order.
+def _side_by_side(xs: list[float], low: float, high: float, log: bool, apart: float = MARKER_WIDTH) -> list[float]:
+    """Places from `low` to `high` that are `apart`, as a share of that axis, and as near to `xs` as can be, in their order.
 
     Neighbours that are too near are one block, centred on the mean of its members, and blocks that then meet are one.
     """
     there, back = (math.log2, lambda place: 2.0**place) if log else (float, float)
-    step = MARKER_WIDTH * (there(high) - there(low))
+    step = apart * (there(high) - there(low))
     order = sorted(range(len(xs)), key=lambda i: xs[i])
     blocks: list[tuple[float, list[int]]] = []  # where the first would stand, and the members
     for i in order:
@@ -338,7 +339,7 @@ def _side_by_side(xs: list[float], low: float, high: float, log: bool) -> list[f
             count = len(others) + len(members)
             first = (before * len(others) + (first - step * len(others)) * len(members)) / count
             members = others + members
-        blocks.append((first, members))
+        blocks.append((max(first, there(low) + step / 2), members))
     places = dict.fromkeys(order, 0.0)
     for first, members in blocks:
         for k, i in enumerate(members):
