@@ -14,6 +14,7 @@ from eval_case import HELDOUT, EvalCase, WithModel, results_of
 
 import descriptions  # noqa: E402  (of tools/eval)
 import files  # noqa: E402
+import protocols  # noqa: E402
 import results  # noqa: E402
 import video_files  # noqa: E402
 from errors import EvaluationError  # noqa: E402
@@ -46,6 +47,8 @@ TSV = {
 }  # fmt: skip
 SCRIPTS = {files.CAPTIONS: ["coco.py", "--skip", "pycocoevalcap"], files.DOCUMENTS: ["docvqa.py"],
            **{task: ["vqa.py", "--task", task] for task in (files.CHARTQA, files.TEXTVQA, files.VIZWIZ)}}  # fmt: skip
+REGIONS = [{"question_id": "1-a", "question": "?", "answer": answers, "bbox": box, "segmentation": [1.0], "file_name": "a.jpg"}
+           for answers, box in ((["left cat", "cat"], [2.0, 3.0, 10.0, 20.0]), (["dog"], [9.0, 9.0, 21.0, 22.0]))]
 needs_pyarrow = unittest.skipUnless(importlib.util.find_spec("pyarrow"), "pyarrow is not here; tools/eval/setup.sh installs it")
 
 
@@ -225,8 +228,29 @@ class Published(SetCase):
                 continue  # has all that VizWiz's has
             path = self.parquet("val.parquet", PARQUET[given])
             self.refused(task, path)
-        regions = [{"question_id": "1", "question": "?", "answer": ["x"], "bbox": [0, 0, 1, 1], "segmentation": [1], "file_name": "a"}]
-        self.refused(files.CAPTIONS, self.parquet("val.parquet", regions), "RefCOCO")
+        self.refused(files.TEXTVQA, self.parquet("val.parquet", REGIONS), "RefCOCO, which coco.py reads")
+        for box in ([0, 0, 1], [0, 0, -1, 1], [0, 0, float("nan"), 1], "box"):
+            self.refused(files.CAPTIONS, self.parquet("val.parquet", [REGIONS[0] | {"bbox": box}]), "region 0", "left, top")
+
+    @needs_pyarrow
+    @unittest.skipUnless(importlib.util.find_spec("PIL"), "Pillow is not here; tools/eval/setup.sh installs it")
+    def test_regions_are_drawn(self):
+        from PIL import Image
+
+        path = self.parquet("val-00000-of-00001.parquet", REGIONS, [IMAGES[0], IMAGES[0]])
+        split = descriptions.read_any(path)
+        self.assertEqual((split, split.name), (read(files.CAPTIONS, path), "regions_val"))
+        self.assertEqual([(x.id, x.references) for x in split.items], [(0, ["left cat", "cat"]), (1, ["dog"])])
+        whole = Image.open(IMAGES[0]).convert("RGB")
+        for item, (left, top, right, bottom) in zip(split.with_images(self.folder / "images").items, [(2, 3, 12, 23), (9, 9, 30, 31)]):
+            drawn = Image.open(item.image)
+            edge = {(x, y) for x in range(left, right + 1) for y in range(top, bottom + 1) if x in (left, right) or y in (top, bottom)}
+            for place in itertools.product(range(40), range(40)):
+                self.assertEqual(drawn.getpixel(place), (255, 0, 0) if place in edge else whole.getpixel(place), place)
+        way = protocols.find_protocol("lmms-eval", split, "qwen2_5")
+        self.assertEqual((way.ask(split.items[0]), way.max_tokens), ("Provide a short description for this region.", 128))
+        with self.assertRaisesRegex(EvaluationError, "no way with regions"):
+            protocols.find_protocol("vlmevalkit", split, "llava")
 
     def test_images_stay_in_their_folder(self):
         for name in ("../../../etc/passwd", "/etc/passwd", "a/../../x.png", "..", "a\0b", "", "."):

@@ -2,7 +2,7 @@
 
     captions_<split>.json, image_info_<split>.json   as published; the second, of a test split, has no captions
     dataset_coco.json                                Karpathy's: its test split
-    .parquet, .tsv                                   lmms-lab's COCO-Caption, VLMEvalKit's COCO_VAL: images inside
+    .parquet, .tsv                                   lmms-lab's COCO-Caption and RefCOCO, VLMEvalKit's COCO_VAL: images inside
 
 Standard library only, but for parquet.
 """
@@ -18,6 +18,7 @@ from formats import (JSON, answers_of, inside_of, named_otherwise, refuse_other_
                      split_name, table_image)
 from ids import Ids
 from records import CAPTIONS, Item, Split, within
+from regions import QUESTION, box_of
 from rows import TSV, Table, read_table
 from storage import read_json
 
@@ -106,8 +107,8 @@ def _caption_table(table: Table, path: Path, images: Path | None) -> Split:
     if table.kind == TSV and named_otherwise(CAPTIONS, path) or name not in first or "answer" not in first or "type" in first:
         refuse_other_kind(CAPTIONS, table.kind, table.rows, path)
         raise EvaluationError(f"{path} is no {table.kind} of captions; expected columns {name} and answer (docs/evaluation.md)")
-    if "segmentation" in first:
-        refuse_other_kind(CAPTIONS, table.kind, table.rows, path)
+    if "bbox" in first and table.column:
+        return _regions(table, path)
     ids = Ids("image", path)
     items: list[Item] = []
     for row, cells in enumerate(table.rows):
@@ -117,6 +118,17 @@ def _caption_table(table: Table, path: Path, images: Path | None) -> Split:
     require_answers_alike(items, path, "image")
     year = re.search(r"((?:train|val|test)20\d\d)", str(first.get("coco_url") or first.get("file_name") or first[name]))
     return Split(CAPTIONS, year[1] if year else split_name(path), path, items)
+
+
+def _regions(table: Table, path: Path) -> Split:
+    """lmms-lab's RefCOCO, RefCOCO+ and RefCOCOg, known by their place in the file, as to lmms-eval."""
+    items = []
+    for row, cells in enumerate(table.rows):
+        box = box_of(cells["bbox"], f"region {row} of {path}")
+        said = answers_of(cells["answer"], table.kind, row, path)
+        items.append(Item(row, table.paths[0], said, QUESTION, box=box, inside=(table, row)))
+    require_answers_alike(items, path, "region")
+    return Split(CAPTIONS, f"regions_{split_name(path)}", path, items)
 
 
 def _image_number(key: object) -> object:

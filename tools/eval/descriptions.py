@@ -32,7 +32,7 @@ def read_any(path: Path, folder: Path | None = None) -> Split:
         table = read_table(path)
         if task := task_of(table.kind, table.rows, path):
             return read_questions(path, folder, task=task)
-        is_captions = CAPTIONS in named_tasks(path) or "coco_url" in table.rows[0]
+        is_captions = CAPTIONS in named_tasks(path) or {"coco_url", "bbox"} & table.rows[0].keys()
         return (read_captions if is_captions else read_videos)(path, folder)
     data = read_json(path)
     if isinstance(data, dict) and "images" in data:

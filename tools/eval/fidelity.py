@@ -36,7 +36,8 @@ def find_protocol(name: str, split: Split, family: str, flags: tuple[str, ...]) 
     """PrefixKV's: the question alone and 1024 tokens; or a harness's way of asking, with these metrics."""
     if name == PREFIXKV:
         choices = any(item.choices for item in split.items)
-        prompt = None if split.task == CAPTIONS else "{question}\n{choices}" if choices else "{question}"
+        captions = split.task == CAPTIONS and not split.items[0].question
+        prompt = None if captions else "{question}\n{choices}" if choices else "{question}"
         behind = "the image comes before the question, where PrefixKV's code has MM-Vet's after it"
         return Protocol(name, prompt, TOKENS, flags, METRICS, behind if split.task == DESCRIPTIONS else "",
                         forced_tokens=TOKENS)  # fmt: skip

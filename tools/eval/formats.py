@@ -47,7 +47,7 @@ FORMATS = (
 
 # What else people give, by fields of its records, for messages.
 OTHERS = (
-    ("regions of RefCOCO, which are not drawn here", ("bbox", "segmentation")), ("COCO's captions", ("coco_url", "answer")),
+    ("regions of RefCOCO, which coco.py reads", ("bbox", "segmentation")), ("COCO's captions", ("coco_url", "answer")),
     ("Video-MME", ("videoID", "options")), ("Video-MME", ("video_id", "questions")), ("MVBench", ("video", "candidates")),
     ("LLaVA's descriptions, which fidelity.py reads", ("image", "conversations")),
     ("a COCO file of captions, objects or image names", ("file_name", "id")),

@@ -101,6 +101,11 @@ def is_our_own(split: Split) -> bool:
 
 def _captions(name: str, split: Split, family: str) -> Protocol:
     tiles = ("--tiles",) if family == "internvl" else ()
+    if split.items[0].box:
+        if name not in ("native", "lmms-eval"):
+            raise EvaluationError(f"--protocol {name} has no way with regions; there are native and lmms-eval")
+        asked = (LMMS_EVAL_TOKENS.get(family, 1024), _qwen_pixels(family)) if name == "lmms-eval" else (None, ())
+        return Protocol(name, "{question}", *asked, COCO)
     if name == "lmms-eval":
         prompt = "Describe the image briefly." if "karpathy" in split.name else ONE_SENTENCE
         return Protocol(name, prompt, 64 if split.scored else 128, _qwen_pixels(family), COCO)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from errors import EvaluationError, printable
+from regions import Box
 from rows import Table, store
 
 CAPTIONS, DOCUMENTS = "captions", "documents"
@@ -27,6 +28,7 @@ class Item:
     choices: tuple[str, ...] = ()  # as they are asked, each after its letter
     letter: str = ""  # of the right choice
     groups: dict[str, str] = field(default_factory=dict)  # kind -> group whose scores are also given (duration -> short)
+    box: Box | None = None  # of a region of the image, which is drawn
     inside: tuple[Table, int] | None = field(default=None, repr=False)  # the table and row that hold the image
 
 
@@ -79,7 +81,8 @@ class Split:
                 wanted.setdefault(item.inside[0].paths, (item.inside[0], set()))[1].add(item.inside[1])
         if not wanted:
             return self
-        files = {(paths, row): store(content, folder)
+        boxes = {(item.inside[0].paths, item.inside[1]): item.box for item in (*self.items, *self.tuning) if item.inside}
+        files = {(paths, row): store(content, folder, boxes[paths, row])
                  for paths, (table, rows) in wanted.items() for row, content in table.images(rows)}  # fmt: skip
 
         def written(item: Item) -> Item:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Iterator
 
 from errors import EvaluationError, guarded, note, printable
+from regions import Box, with_box
 from storage import digest, write_bytes
 
 PARQUET, TSV = "parquet file", "TSV"
@@ -51,12 +52,12 @@ def read_table(path: Path) -> Table:
     return _read_parquet(path) if path.suffix == ".parquet" else _read_tsv(path)
 
 
-def store(content: bytes, folder: Path) -> Path:
-    """An image as a file of the folder, which is written if it is not there."""
+def store(content: bytes, folder: Path, box: Box | None = None) -> Path:
+    """An image, with a region's box if there is one, as a file of the folder, which is written if it is not there."""
     ending = next((e for magic, e in ENDINGS.items() if content.startswith(magic)), "")
-    path = folder / (digest(content) + ending)
+    path = folder / (digest(content + repr(box).encode()) + ".png" if box else digest(content) + ending)
     if not path.exists():
-        write_bytes(path, content)
+        write_bytes(path, with_box(content, box) if box else content)
     return path
 
 
