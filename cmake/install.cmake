@@ -14,6 +14,8 @@ if(TARGET vlm-run)
   foreach(program vlm-run vlm-kv vlm-bench)  # found by the name of the command
     install(FILES tools/completion/kvlm.bash RENAME ${program}
       DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+    install(FILES tools/completion/kvlm.fish RENAME ${program}.fish
+      DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
   endforeach()
   if(KVLM_HELP2MAN AND NOT KVLM_SANITIZE)
     install(DIRECTORY ${KVLM_MAN_PAGES}/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)

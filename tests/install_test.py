@@ -161,8 +161,9 @@ class Installed(unittest.TestCase):
             for name, word in (("FILES", "share/kvlm/pocket"), ("ENVIRONMENT", "KVLM_HOME"), ("EXIT STATUS", "130")):
                 self.assertIn(word, sections[name], page.name)
 
-    def test_completion_is_where_bash_looks(self):
+    def test_completion_is_where_shells_look(self):
         for program in PROGRAMS:
+            self.assertTrue((self.prefix / f"share/fish/vendor_completions.d/{program}.fish").is_file())
             text = (self.prefix / "share/bash-completion/completions" / program).read_text()
             self.assertIn(f" {program}", re.search(r"^complete .*$", text, re.MULTILINE)[0] + " ")
 

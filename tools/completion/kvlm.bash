@@ -1,5 +1,6 @@
-# bash completion of vlm-run, vlm-kv and vlm-bench. Subcommands, options and policies are what the
-# programs themselves list, so this file knows only which options take which kind of value.
+# bash completion of vlm-run, vlm-kv and vlm-bench, also for zsh (autoload -U bashcompinit; bashcompinit; source it) and
+# kvlm.fish. Subcommands, options and policies are what the programs themselves list, so this file knows only which options
+# take which kind of value.
 
 # __kvlm_options PROGRAM [SUBCOMMAND]: the long and short options that --help lists.
 __kvlm_options() {
@@ -37,17 +38,23 @@ __kvlm_spec() {
     compopt -o nospace 2>/dev/null
     names=$(__kvlm_facts "${part%%[,=]*}" '\([^"]*\)' | sed 's/$/=/')
   fi
-  mapfile -t COMPREPLY < <(compgen -P "$start" -W "$names" -- "$end")
+  __kvlm_reply < <(compgen -P "$start" -W "$names" -- "$end")
+}
+
+# __kvlm_reply: offers the lines of standard input.
+__kvlm_reply() {
+  local line
+  while IFS= read -r line; do COMPREPLY+=("$line"); done
 }
 
 # __kvlm_words WORD...: completes the current word among these.
 __kvlm_words() {
-  mapfile -t COMPREPLY < <(compgen -W "$*" -- "$current")
+  __kvlm_reply < <(compgen -W "$*" -- "$current")
 }
 
 __kvlm_files() {
   compopt -o filenames 2>/dev/null
-  mapfile -t COMPREPLY < <(compgen -f -- "$current")
+  __kvlm_reply < <(compgen -f -- "$current")
 }
 
 __kvlm() {
@@ -64,7 +71,7 @@ __kvlm() {
   COMPREPLY=()
 
   known=$(__kvlm_subcommands "$program")
-  for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+  for word in "${COMP_WORDS[@]:1:$((COMP_CWORD - 1))}"; do
     if grep -qxF -e "$word" <<<"$known"; then
       subcommand=$word
       break
@@ -86,7 +93,7 @@ __kvlm() {
     --policy) __kvlm_words prefixkv calibquant head_quantile xquant ;;
     -m | --model)
       __kvlm_files
-      mapfile -t -O "${#COMPREPLY[@]}" COMPREPLY < <(compgen -W "pocket pocket-llava pocket-internvl pocket-qwen" -- "$current")
+      __kvlm_reply < <(compgen -W "pocket pocket-llava pocket-internvl pocket-qwen" -- "$current")
       ;;
     --image | --video | --batch | --out | --data | --plot | --kv-profile) __kvlm_files ;;
     *)
@@ -103,4 +110,29 @@ __kvlm() {
   esac
 }
 
+# __kvlm_whole WORD...: for shells that do not part words at = and :, completes the last of these into COMPREPLY.
+__kvlm_whole() {
+  local word='' parted='' i=0
+  COMP_WORDS=()
+  for word in "$@"; do
+    parted=''
+    while [[ $word == *[=:]* ]]; do
+      [[ $word == [=:]* ]] || COMP_WORDS+=("${word%%[=:]*}")
+      parted+=${word%%[=:]*}
+      word=${word#"${word%%[=:]*}"}
+      COMP_WORDS+=("${word:0:1}")
+      parted+=${word:0:1}
+      word=${word:1}
+    done
+    COMP_WORDS+=("$word")
+  done
+  COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+  __kvlm "$1"
+  for ((i = 0; i < ${#COMPREPLY[@]}; ++i)); do COMPREPLY[i]=$parted${COMPREPLY[i]}; done
+}
+
 complete -F __kvlm vlm-run vlm-kv vlm-bench
+if [[ ${ZSH_VERSION-} ]]; then
+  __kvlm_zsh() { __kvlm_whole "${COMP_WORDS[@]:0:$((COMP_CWORD + 1))}"; }
+  complete -o nospace -F __kvlm_zsh vlm-run vlm-kv vlm-bench
+fi
