@@ -13,6 +13,7 @@
 #include "tools/common/program.h"
 #include "tools/run/requests.h"
 
+// What a batch says: lines of --out, the first errors and warnings, and the totals.
 namespace kvlm {
 
 namespace {
