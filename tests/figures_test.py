@@ -104,7 +104,7 @@ class ThisTree(unittest.TestCase):
                 self.assertRegex(figure.date, r"^\d{4}-\d\d-\d\d$")
                 self.assertTrue(figure.commit and figure.metric and figure.command and figure.device)
                 ends = any(figure.metric.endswith(end) for end in data.UNITS)
-                self.assertTrue(ends or re.search(r"_of_\d+$|^sequences_|_(?:facts|anls|count)$", figure.metric), figure.metric)
+                self.assertTrue(ends or re.search(r"_of_\d+$|^sequences_|_(?:facts|anls|accuracy|count)$", figure.metric), figure.metric)
 
 
 class Checker(unittest.TestCase):
