@@ -5,9 +5,11 @@ from pathlib import Path
 
 from eval_case import HELDOUT, EvalCase
 
-import files  # noqa: E402  (of tools/eval)
+import descriptions  # noqa: E402  (of tools/eval)
+import files  # noqa: E402
 import models  # noqa: E402
 import protocols  # noqa: E402
+import video_files  # noqa: E402
 from errors import EvaluationError  # noqa: E402
 
 
@@ -73,6 +75,29 @@ class Annotations(EvalCase):
         plain = files.read_captions(path)
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
         self.assertEqual(files.read_captions(path), plain)
+
+    def test_half_a_surrogate_pair_is_refused_by_record_and_field(self):
+        half = "What\ud800?"
+        clip = {"questionId": 7, "video": "a.mp4", "kind": "question", "question": "What?", "answers": ["x"]}
+        mvbench = {"video": "a.mp4", "question": "What?", "candidates": ["x", "y"], "answer": "x"}
+        said = captions()["annotations"]
+        for words, read, value in (
+            (["question 6", "its question"], files.read_documents, documents({}, {"question": half})),
+            (["question 5", "its references"], files.read_documents, documents({"answers": ["5", half]})),
+            (["question 5", "its image"], files.read_documents, documents({"image": half})),
+            (["question \\ud800", "its id"], files.read_documents, documents({"questionId": "\ud800"})),
+            (["image 12", "its references"], files.read_captions, captions(annotations=[*said[:9], said[9] | {"caption": half}])),
+            (["question 7", "its question"], video_files.read_videos, {"data": [clip | {"question": half}]}),
+            (["question 7", "its video"], video_files.read_videos, {"data": [clip | {"video": half}]}),
+            (["question val-0", "its options"], video_files.read_videos, [mvbench | {"candidates": ["x", half]}]),
+            (["record 0", "its question"], descriptions.read_any, [{"image": "a.png", "question": half, "answer": "x"}]),
+        ):
+            self.refused(read, "val.json", value, *words, "half of a surrogate pair")
+        for script in (["coco.py"], ["docvqa.py"], ["vqa.py", "--task", "vizwiz"], ["video.py"], ["fidelity.py"]):
+            value = {"coco.py": captions(annotations=[*said[:9], said[9] | {"caption": half}]), "video.py": {"data": [clip | {"question": half}]},
+                     "vqa.py": [{"image": "a.png", "question": half, "answers": []}]}.get(script[0], documents({"question": half}))
+            status, _, err = self.run_script(*script, "--out", "out", "--annotations", self.write("val.json", value))
+            self.assertEqual((status, "half of a surrogate pair" in err, len(err.splitlines())), (1, True, 1), err)
 
     def test_where_coco_has_its_pictures(self):
         bare = captions(images=[{"id": 11}, {"id": 12}])

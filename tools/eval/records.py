@@ -42,6 +42,22 @@ class Split:
     items: list[Item] = field(repr=False)
     tuning: list[Item] = field(default_factory=list, repr=False)  # never scored
 
+    def __post_init__(self) -> None:
+        """EvaluationError for text that the programs cannot be given, since their files are UTF-8."""
+        for item in self.items:
+            for name, texts in (("id", (item.id,)), ("question", (item.question,)), ("options", item.choices),
+                                ("references", item.references), ("video" if item.video else "image", (item.image,))):  # fmt: skip
+                if bad := next((text for text in map(str, texts) if not _is_unicode(text)), None):
+                    raise EvaluationError(
+                        f"{self.record_name} {printable(item.id)} of {self.path}: its {name} '{printable(bad, 60)}' has half of a "
+                        "surrogate pair, which no UTF-8 can hold; replace that escape in the file"
+                    )
+
+    @property
+    def record_name(self) -> str:
+        """What a record is called in messages."""
+        return "image" if self.task == CAPTIONS else "question" if self.task in QUESTIONS or self.items[0].video else "record"
+
     @property
     def scored(self) -> bool:
         return bool(self.items) and bool(self.items[0].references)
@@ -94,14 +110,20 @@ class Split:
         return made
 
     def require_pictures(self) -> None:
-        what = "image" if self.task == CAPTIONS else "question"
         for item in [*self.items, *self.tuning]:
             if not (item.image.exists() if item.video else item.image.is_file()):  # a video may be a folder of frames
                 kind, option = ("video", "--videos") if item.video else ("image", "--images")
                 raise EvaluationError(
-                    f"{what} {printable(item.id)} of {self.path}: its {kind} {item.image} is not there; give the folder of "
+                    f"{self.record_name} {printable(item.id)} of {self.path}: its {kind} {item.image} is not there; give the folder of "
                     f"the {kind}s with {option}"
                 )
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _refuse_common(scored: list[Item], tuning: list[Item], path: Path) -> None:
