@@ -401,6 +401,15 @@ class EqualBits(WithModel):
             self.assert_refused(self.run_script("docvqa.py", *command, *more), *words)
         self.assert_refused(self.run_script("docvqa.py", "--out", "o", "--bits", 4, "--results", "x"), "--bits says nothing")
 
+    def test_a_question_names_no_file(self):
+        shutil.copy(HELDOUT / "documents/document_000.png", self.folder / "a.png")
+        for question in ("@none.txt", "-", "What?\0"):
+            row = {"questionId": 1, "question": question, "image": "a.png", "answers": ["x"]}
+            (self.folder / "val.json").write_text(json.dumps({"data": [row]}))
+            _, _, err = self.run_script("docvqa.py", "--annotations", "val.json", "--protocol", "native", "--bits", 4, "--kv", "snapkv",
+                                        "--device", "cpu", "--fidelity", 0, "--out", f"out{len(question)}")  # fmt: skip
+            self.assertIn("is snapkv,evict=score,keep=", err, question)
+
 
 class Smoke(WithModel):
     """The bundled sets, without network and without pycocoevalcap."""

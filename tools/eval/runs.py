@@ -23,6 +23,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,12 +105,12 @@ def at_equal_bits(
     solved: dict[tuple[Model, str], str] = {}
     for model, spec in jobs:
         if model not in sizes:
-            way = ways[model.name]
-            asked = way.ask(item)
-            sizes[model] = json.loads(programs.run("vlm-run", [
-                "--dry-run", "--json", "--model", str(model.folder), "--video" if item.video else "--image", str(item.image.resolve()),
-                *([] if asked is None else [f"--prompt={asked}"]), *way.flags,
-            ]))  # fmt: skip
+            with tempfile.TemporaryDirectory() as folder:
+                asked = Path(folder) / "request.jsonl"
+                write_lines(asked, [request(item, ways[model.name])])
+                sizes[model] = json.loads(programs.run("vlm-run", [
+                    "--dry-run", "--json", "--model", str(model.folder), "--batch", str(asked), *ways[model.name].flags,
+                ]))  # fmt: skip
         tokens, visual = str(sizes[model]["prompt_tokens"]), str(sizes[model]["visual_tokens"])
         made = json.loads(programs.run("vlm-kv", ["explain", "--kv", spec, "--model", str(model.folder), "--tokens", tokens,
                                                   "--visual", visual, "--bits", f"{bits:g}", "--json"]))["spec"]  # fmt: skip
