@@ -53,7 +53,7 @@ def _add_data(
     """Which records are scored, and which settings are fitted to."""
     add = made.add_argument
     heldout = ROOT / "tools" / "pocket" / "heldout" / annotations if annotations else None
-    add("--out", type=Path, required=True, help="folder for answers, results and scores; of one command's settings")
+    add("--out", type=folder, required=True, help="folder for answers, results and scores; of one command's settings")
     add("--annotations", type=Path, default=heldout, help=f"{annotations_help}; default: our own held-out set")
     add(*(f"--{name}" for name in pictures), dest="images", metavar="FOLDER", type=Path,
         help=f"folder of the {' or '.join(pictures)}; default: where the data set has it, next to the annotations")
@@ -101,6 +101,12 @@ def add_frames(parser: argparse.ArgumentParser) -> None:
 def place(options: argparse.Namespace) -> Shard:
     """Of --shard, else of the environment."""
     return options.shard or shard_of(os.environ)
+
+
+def folder(text: str) -> Path:
+    if text in ("", "-"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder; several files are written, so give a folder's name")
+    return Path(text)
 
 
 def at_least(least: int) -> Callable[[str], int]:

@@ -120,7 +120,7 @@ def _metric(rows: Rows) -> str:
 def main() -> int:
     parser = arguments.Parser(description=__doc__, formatter_class=arguments.argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--out", type=Path, required=True, help="folder for answers, scores and the table")
+    add("--out", type=arguments.folder, required=True, help="folder for answers, scores and the table")
     add("--model", action="append", help="as vlm-run's -m; repeatable; default: pocket")
     add("--set", action="append", type=named, default=[], metavar="TASK=FILE", help=f"a data set; repeatable; tasks: {', '.join(TASKS)}")
     add("--images", action="append", type=named, default=[], metavar="TASK=FOLDER", help="folder of its images; repeatable")

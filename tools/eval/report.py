@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument(
         "results", nargs="+", type=Path, metavar="RESULTS.json", help="of coco.py, docvqa.py and the others"
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder for the page, its plots and tables")
+    parser.add_argument("--out", type=arguments.folder, required=True, help="folder for the page, its plots and tables")
     parser.add_argument(
         "--metric", action="append", default=[], help="score that decides where a task has it; repeatable, first wins"
     )

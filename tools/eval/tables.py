@@ -167,7 +167,7 @@ def command(part: Part, folder: Path, model: str, options: argparse.Namespace) -
 def main() -> int:
     parser = arguments.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--out", type=Path, required=True, help="folder for answers, scores and the page")
+    add("--out", type=arguments.folder, required=True, help="folder for answers, scores and the page")
     add("--model", action="append", help=f"repeatable; default: {', '.join(MODELS)}")
     add("--set", action="append", choices=PARTS, help="repeatable; default: all")
     add("--kv", action="append", help="these specs instead of all; repeatable")
