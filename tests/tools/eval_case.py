@@ -61,7 +61,7 @@ class EvalCase(unittest.TestCase):
         status, out, err = answer
         self.assertEqual((status, out), (1, ""), err)
         self.assertNotIn("Traceback", err)
-        self.assertRegex(err.splitlines()[-1], r"^(coco|docvqa|video|fidelity|tables)\.py: ")
+        self.assertRegex(err.splitlines()[-1], r"^(coco|docvqa|vqa|video|fidelity|tables|report)\.py: ")
         for word in words:
             self.assertIn(word, err.splitlines()[-1])
 

@@ -379,7 +379,7 @@ class Script(unittest.TestCase):
             path.mkdir() if text is None else path.write_text(text)
             done = subprocess.run([sys.executable, SCRIPT, "--out", self.folder / "out", path], capture_output=True, text=True)
             self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
-            self.assertRegex(done.stderr, rf"^report.py: .*{name} (cannot be read|is not a file of results): ")
+            self.assertRegex(done.stderr, rf"^report.py: .*{name} (is a folder;|is not a file of results: )")
         empty = result("f16", GOOD)
         empty.items = {}
         self.refused("'f16' .* has no scored records", [[empty]])

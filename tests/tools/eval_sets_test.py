@@ -152,7 +152,7 @@ class Tables(SetCase):
     def test_damaged_tables(self):
         for words, name, content in (
             (["no parquet file", "pyarrow"], "val.parquet", b"PAR1 and no more"),
-            (["cannot be read"], "DocVQA_VAL.tsv", b"index\tquestion\n\xff\xfe\t3\n"),
+            (["not UTF-8"], "DocVQA_VAL.tsv", b"index\tquestion\n\xff\xfe\t3\n"),
             (["no rows"], "DocVQA_VAL.tsv", b"index\tquestion\tanswer\n"),
             (["more cells"], "DocVQA_VAL.tsv", b"index\tquestion\tanswer\timage\n1\ta\tb\tc\td\n"),
         ):

@@ -10,17 +10,17 @@ import ast
 import base64
 import csv
 import re
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, TextIO
 
 from errors import EvaluationError, guarded, note, printable
 from regions import Box, with_box
-from storage import digest, write_bytes
+from storage import digest, open_text, require_file, write_bytes
 
 PARQUET, TSV = "parquet file", "TSV"
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})((?:-[0-9a-f]+)?\.parquet)")  # as the datasets library names parts of a split
+LONGEST_LINE = 1 << 30  # characters of a TSV, and of a cell that spans lines
 SHORTEST_IMAGE = 64  # of a TSV: what is shorter names another row's index
 ENDINGS = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"GIF8": ".gif", b"RIFF": ".webp", b"BM": ".bmp"}
 
@@ -76,10 +76,12 @@ def parts_of(path: Path) -> list[Path]:
 
 @guarded
 def _read_parquet(path: Path) -> Table:
+    paths = parts_of(path)
+    for file in paths:
+        require_file(file)
     arrow, parquet = _pyarrow(path)
     rows: list[dict] = []
     column = None
-    paths = parts_of(path)
     try:
         for file in paths:
             opened = parquet.ParquetFile(file)
@@ -141,12 +143,19 @@ def _read_tsv(path: Path) -> Table:
 
 
 def _tsv_rows(path: Path) -> Iterator[dict]:
-    csv.field_size_limit(sys.maxsize)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from csv.DictReader(file, delimiter="\t")
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise EvaluationError(f"{path} cannot be read: {printable(error)}") from None
+    csv.field_size_limit(LONGEST_LINE)
+    with open_text(path) as file:
+        try:
+            yield from csv.DictReader(_lines(file, path), delimiter="\t")
+        except csv.Error as error:
+            raise EvaluationError(f"{path} is no TSV: {printable(error)}; download it again") from None
+
+
+def _lines(file: TextIO, path: Path) -> Iterator[str]:
+    while line := file.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise EvaluationError(f"{path} has a line of more than {LONGEST_LINE} characters; give the file as it was published")
+        yield line
 
 
 def _tsv_images(path: Path) -> Iterator[tuple[int, bytes]]:
