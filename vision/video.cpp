@@ -22,10 +22,16 @@ constexpr int64_t kMaxAnimationBytes = int64_t{1} << 30;
 constexpr int64_t kMaxReadPixels = int64_t{1} << 30;
 
 /// What `action` returns; that the memory does not hold it becomes an Error that names the video.
+/// The decoders of an animation call it an image.
 template <class Action>
 auto with_memory(const std::string& name, Action&& action) {
   try {
     return action();
+  } catch (const Error& error) {
+    const std::string_view message = error.what();
+    const std::string prefix = fmt::format("image {} ", name);
+    if (!message.starts_with(prefix)) throw;
+    throw_video(error.code(), name, message.substr(prefix.size()));
   } catch (const std::bad_alloc&) {
   } catch (const std::length_error&) {
   }
@@ -120,9 +126,15 @@ void throw_video(ErrorCode code, const std::string& name, std::string_view found
   throw Error(code, fmt::format("video {} {}", name, found));
 }
 
+std::string with_article(const std::string& format) {
+  const bool vowel = std::string_view("aeio").find(format[0]) != std::string_view::npos;
+  return (vowel ? "an " : "a ") + format;
+}
+
 void throw_no_frame(const std::string& name, std::string_view format) {
   throw_video(ErrorCode::kCorruptFile, name,
-              fmt::format("is a {} without a frame; give a video of one frame or more", format));
+              fmt::format("is {} without a frame; give a video of one frame or more",
+                          with_article(std::string(format))));
 }
 
 void check_frame_size(int64_t height, int64_t width, const std::string& name) {
@@ -162,13 +174,14 @@ void warn_of_missing_frames(VideoInfo& info, int64_t missing) {
   const auto all = static_cast<double>(info.frames + missing);
   const double share = static_cast<double>(missing) / all;
   const bool refused = share > kMostMissing;
-  const std::string lacking = missing > 0
-                                  ? fmt::format("{} of {} frames are missing ({})", missing,
-                                                info.frames + missing, percent(share))
-                                  : fmt::format("only its first {} frame{} whole", info.frames,
-                                                info.frames == 1 ? " is" : "s are");
-  const std::string found = fmt::format("is a {} that ends early{}: {}; copy or download it again",
-                                        info.format, refused ? " (truncated)" : "", lacking);
+  const std::string lacking =
+      missing > 0 ? fmt::format("{} of {} frames {} missing ({})", missing, info.frames + missing,
+                                missing == 1 ? "is" : "are", percent(share))
+                  : fmt::format("only its first {} frame{} whole", info.frames,
+                                info.frames == 1 ? " is" : "s are");
+  const std::string found =
+      fmt::format("is {} that ends early{}: {}; copy or download it again",
+                  with_article(info.format), refused ? " (truncated)" : "", lacking);
   if (refused) throw_video(ErrorCode::kCorruptFile, info.name, found);
   info.warnings.push_back(fmt::format("video {} {}", info.name, found));
 }

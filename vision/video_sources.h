@@ -35,6 +35,9 @@ std::unique_ptr<VideoFile> open_ffmpeg_video(RegularFile file, const std::string
 /// Throws: `found` says what is wrong with the video, and what to do.
 [[noreturn]] void throw_video(ErrorCode code, const std::string& name, std::string_view found);
 
+/// "an avi", "a GIF".
+std::string with_article(const std::string& format);
+
 /// Throws: a whole video of that format that shows nothing.
 [[noreturn]] void throw_no_frame(const std::string& name, std::string_view format);
 

@@ -139,7 +139,7 @@ class Warnings(VlmRun):
                                                               self.longer(DATA / "rgb_short.ppm", b"P6")]),
                 "an animation that ends early": ("video", "ends early: only its first", [self.cut(DATA / "video" / name, 0.75) for name in (
                     "pillow.gif", "lossy.webp", "mixed16.gif", "parts.webp")]),
-                "a video that ends early": ("video", "frames are missing", [
+                "a video that ends early": ("video", " missing (", [
                     self.cut(DATA / "video" / name, 0.75) for name in ("ffv1.mkv", "raw.avi", "open_gop.mkv")])}.items():
             with self.subTest(kind):
                 records = {str(item): {"image": str(PICTURE)} | {field: str(item)} for item in items}

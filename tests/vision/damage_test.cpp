@@ -253,11 +253,47 @@ TEST(Damage, AVideoFileHasItsWholeFrames) {
   }
 }
 
+TEST(Damage, ACutVideoIsNamedAsSuch) {
+  if (!reads_video_files()) GTEST_SKIP() << "a build without FFmpeg";
+  const test::TemporaryFolder folder;
+  for (const std::string name : {"reordered.mp4", "raw.avi", "ffv1.mkv"}) {
+    const auto bytes = test::file_bytes(test::video_data() / name);
+    const std::string whole(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    int refused = 0;
+    for (size_t length = 400; length < whole.size(); length += whole.size() / 40) {
+      const auto path = folder.file("cut_" + name, whole.substr(0, length));
+      try {
+        open_video(path);
+      } catch (const Error& error) {
+        ++refused;
+        EXPECT_THAT(error.what(),
+                    AllOf(HasSubstr("ends early"), HasSubstr("copy or download it again")));
+      }
+    }
+    EXPECT_GT(refused, 0) << name;
+  }
+}
+
+TEST(Damage, AnAnimationIsNoImage) {
+  const test::TemporaryFolder folder;
+  for (const std::string name : {"mixed16.gif", "lossy.webp"}) {
+    const auto bytes = test::file_bytes(test::video_data() / name);
+    const std::string whole(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    const auto path = folder.file(name, whole.substr(0, 60));
+    EXPECT_THAT(error_of(ErrorCode::kCorruptFile, [&] { open_video(path); }),
+                AllOf(StartsWith("video "), HasSubstr(name + " is a ")));
+  }
+}
+
 TEST(Damage, TheRuleIsOneForFramesToo) {
   VideoInfo info{.name = "a.mkv", .format = "matroska,webm", .frames = 3};
   warn_of_missing_frames(info, 5);
   EXPECT_THAT(info.warnings, ElementsAre("video a.mkv is a matroska,webm that ends early: 5 of 8 "
                                          "frames are missing (62.5 %); copy or download it again"));
+  VideoInfo one{.name = "b.avi", .format = "avi", .frames = 2};
+  warn_of_missing_frames(one, 1);
+  EXPECT_THAT(one.warnings, ElementsAre("video b.avi is an avi that ends early: 1 of 3 frames is "
+                                        "missing (33.3 %); copy or download it again"));
   EXPECT_THAT(error_of(ErrorCode::kCorruptFile, [&] { warn_of_missing_frames(info, 7); }),
               AllOf(HasSubstr("truncated"), HasSubstr("7 of 10 frames are missing (70.0 %)")));
 }

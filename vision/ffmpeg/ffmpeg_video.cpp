@@ -196,7 +196,10 @@ std::unique_ptr<VideoFile> open_ffmpeg_video(RegularFile file, const std::string
   reader.emplace(file, name);
   VideoInfo info{.name = name, .format = printable(reader->format_name())};
   const AVFrame* first = reader->next_frame();
-  if (first == nullptr || index->frames == 0) throw_no_frame(name, info.format);
+  if (first == nullptr || index->frames == 0) {
+    refuse_cut(file, name);
+    throw_no_frame(name, info.format);
+  }
   const Image picture = FfmpegPicture(orientation_of(reader->stream()), name).convert(*first);
   info.height = picture.height;
   info.width = picture.width;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/base/printable.h"
+#include "vision/decoders.h"
 #include "vision/video_sources.h"
 
 // A video file through FFmpeg's libraries: packets and frames of one video stream, read from a file
@@ -33,6 +34,8 @@ constexpr unsigned kMaxStreams = 64;
 constexpr unsigned kMaxLateStreams = 1;
 constexpr unsigned kMaxLateStreamsBeforeVideo = 3;
 constexpr int kBufferBytes = 1 << 16;
+constexpr int kMaxBoxes = 1 << 12;
+constexpr uint64_t kMostBytes = uint64_t{1} << 56;  // that a header may state
 // Containers of video. Not here: playlists and lists of files, which name others; pictures; text.
 constexpr char kFormats[] =
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,m4v,h264,hevc,ogg,flv,asf,ivf,"
@@ -86,7 +89,8 @@ bool is_video(const AVStream& stream) noexcept {
          (stream.disposition & AV_DISPOSITION_ATTACHED_PIC) == 0;
 }
 
-[[noreturn]] void throw_no_video(const std::string& name) {
+[[noreturn]] void throw_no_video(const RegularFile& file, const std::string& name) {
+  refuse_cut(file, name);
   throw_video(ErrorCode::kUnsupported, name,
               "is not a video that the FFmpeg libraries here can read; give a video file, an "
               "animated GIF or WebP, or a folder of frames");
@@ -115,17 +119,60 @@ int64_t matroska_end(const RegularFile& file) {
   };
   constexpr uint64_t kHeader = 0x1a45dfa3;
   constexpr uint64_t kSegment = 0x18538067;
-  constexpr uint64_t kMost = uint64_t{1} << 56;
   if (take(true) != kHeader) return 0;
   const auto header_bytes = take(false);
   if (!header_bytes || *header_bytes > head.size()) return 0;
   at += *header_bytes;
   if (take(true) != kSegment) return 0;
   const auto segment_bytes = take(false);
-  return segment_bytes && *segment_bytes < kMost ? static_cast<int64_t>(at + *segment_bytes) : 0;
+  return segment_bytes && *segment_bytes < kMostBytes ? static_cast<int64_t>(at + *segment_bytes)
+                                                      : 0;
+}
+
+bool is_box_name(std::string_view name) noexcept {
+  return std::ranges::all_of(name, [](char c) { return c >= ' ' && c <= 'z'; });
+}
+
+/// Where the last byte of an MP4, AVI or Matroska file is to be by its boxes; 0 if they do not say.
+int64_t stated_end(const RegularFile& file) {
+  const auto number = [](std::span<const std::byte> bytes, bool little) {
+    uint64_t value = 0;
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      value = value << 8 | std::to_integer<uint64_t>(bytes[little ? bytes.size() - 1 - i : i]);
+    }
+    return value;
+  };
+  bool little = false;
+  int64_t at = 0;
+  for (int boxes = 0; boxes < kMaxBoxes; ++boxes) {
+    const std::vector<std::byte> head = file.read(at, 16);
+    if (head.size() < 8) break;
+    const std::string_view text = as_text(head);
+    if (at == 0) little = text.starts_with("RIFF");
+    if (at == 0 && !little && text.substr(4, 4) != "ftyp") return matroska_end(file);
+    // Other bytes may follow.
+    if (little ? !text.starts_with("RIFF") : !is_box_name(text.substr(4, 4))) break;
+    uint64_t bytes = number(std::span(head).subspan(little ? 4 : 0, 4), little);
+    if (little) bytes += 8 + bytes % 2;
+    if (!little && bytes == 0) break;  // up to the end
+    if (!little && bytes == 1 && head.size() == 16) bytes = number(std::span(head).last(8), false);
+    if (bytes < 8 || bytes > kMostBytes) break;
+    at += static_cast<int64_t>(bytes);
+    if (at >= file.bytes()) break;
+  }
+  return at;
 }
 
 }  // namespace
+
+void refuse_cut(const RegularFile& file, const std::string& name) {
+  const int64_t end = stated_end(file);
+  if (end <= file.bytes()) return;
+  throw_video(ErrorCode::kCorruptFile, name,
+              fmt::format("ends early (truncated): it has {} bytes of {} or more; copy or download "
+                          "it again",
+                          file.bytes(), end));
+}
 
 bool FfmpegReader::is_cut() const { return is_cut_ || matroska_end(file_) > file_.bytes(); }
 
@@ -223,7 +270,7 @@ void FfmpegReader::open_container() {
     throw_video(ErrorCode::kCorruptFile, name_,
                 "has an index of more frames than the file can hold; copy or download it again");
   }
-  if (opened < 0) throw_no_video(name_);
+  if (opened < 0) throw_no_video(file_, name_);
   if (format_->nb_streams > kMaxStreams) {
     throw_video(ErrorCode::kCorruptFile, name_,
                 fmt::format("has {} streams, more than the limit of {}; copy its video stream to "
@@ -243,9 +290,10 @@ void FfmpegReader::open_container() {
   for (AVDictionary*& one : each) av_dict_free(&one);
   if (found == AVERROR(ENOMEM)) throw std::bad_alloc();
   if (!choose_stream()) {
+    refuse_cut(file_, name_);
     throw_video(ErrorCode::kCorruptFile, name_,
-                fmt::format("is a {} file without a video stream, so it has no frame; give a video",
-                            printable(format_name())));
+                fmt::format("is {} file without a video stream, so it has no frame; give a video",
+                            with_article(printable(format_name()))));
   }
 }
 
@@ -267,10 +315,11 @@ void FfmpegReader::open_decoder() {
   const std::shared_lock lock(allocation_limit());
   const AVCodecParameters& parameters = *stream().codecpar;
   if (parameters.codec_id == AV_CODEC_ID_NONE) {
+    refuse_cut(file_, name_);
     throw_video(ErrorCode::kCorruptFile, name_,
-                fmt::format("is a {} that does not name its codec: it is damaged or ends early "
+                fmt::format("is {} that does not name its codec: it is damaged or ends early "
                             "(truncated); copy or download it again",
-                            printable(format_name())));
+                            with_article(printable(format_name()))));
   }
   const AVCodec* codec = avcodec_find_decoder(parameters.codec_id);
   if (codec == nullptr) {

@@ -31,6 +31,9 @@ struct FfmpegFreeIo {
 };
 using PacketPointer = std::unique_ptr<AVPacket, FfmpegFree<av_packet_free>>;
 
+/// Throws that the file ends early, if an MP4, AVI or Matroska file states that it has more bytes.
+void refuse_cut(const RegularFile& file, const std::string& name);
+
 /// Reads the first video stream of a file from its beginning, packet by packet or frame by frame.
 /// FFmpeg sees the bytes of that file and nothing else: no other file, no network, no format that
 /// refers to such.
