@@ -9,6 +9,7 @@ namespace kvlm {
 namespace {
 
 namespace fs = std::filesystem;
+using namespace std::string_view_literals;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -58,6 +59,23 @@ TEST_F(ImageFiles, OfAFolderAreNamedAndTheRestIsCounted) {
               AllOf(HasSubstr("takes 2 images and leaves out 1 folder (give '"),
                     HasSubstr("/**' for images of all depths), 2 images not named"),
                     HasSubstr(", 1 video ("), HasSubstr(", 1 hidden file, 1 other file")));
+}
+
+TEST_F(ImageFiles, BeginAsTheirFormats) {
+  for (const auto head : {"BM\x46\1\0\0\0\0\0\0\x36"sv,
+                          "\0\0\0\x1c"
+                          "ftypheix\0\0"sv,
+                          "\0\0\0\x20"
+                          "ftypavif\0\0"sv,
+                          "RIFF\1\2\3\4WEBPVP8 "sv}) {
+    EXPECT_TRUE(begins_like_image(head)) << head;
+  }
+  for (const auto head : {"BMW and Audi, a list"sv, "BM"sv,
+                          "\0\0\0\x20"
+                          "ftypisom\0\0"sv,
+                          ""sv}) {
+    EXPECT_FALSE(begins_like_image(head)) << head;
+  }
 }
 
 TEST_F(ImageFiles, APatternGoesAsDeepAsItSays) {

@@ -199,6 +199,13 @@ bool begins_like_image(std::string_view head) {
   using namespace std::string_view_literals;
   constexpr std::array kStarts = {
       "\xff\xd8\xff"sv, "\x89PNG\r\n\x1a\n"sv, "GIF87a"sv, "GIF89a"sv, "II*\0"sv, "MM\0*"sv};
+  const std::string_view brand = head.substr(std::min<size_t>(4, head.size()), 8);
+  constexpr std::array kBrands = {"ftypavi"sv, "ftyphei"sv, "ftyphev"sv, "ftypmif1"sv,
+                                  "ftypmsf1"sv};
+  if (std::ranges::any_of(kBrands, [&](auto start) { return brand.starts_with(start); }))
+    return true;
+  // "BM" alone may begin a text; bytes that are reserved are zero.
+  if (head.starts_with("BM")) return head.size() >= 10 && head.substr(6, 4) == "\0\0\0\0"sv;
   if (head.starts_with("RIFF")) return head.substr(std::min<size_t>(8, head.size()), 4) == "WEBP";
   return std::ranges::any_of(kStarts,
                              [&](std::string_view start) { return head.starts_with(start); });
