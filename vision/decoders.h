@@ -17,7 +17,7 @@ namespace kvlm {
 /// throws what decode_image says.
 
 /// What to give in place of a file that is no picture.
-inline constexpr char kReadableKinds[] = "a PNG, JPEG, WebP, GIF, BMP, PNM or TGA file";
+std::string readable_kinds();
 
 /// What stands before the pixels.
 struct ImageHeader {

@@ -103,11 +103,11 @@ bool looks_like_text(std::string_view head) noexcept {
                               name));
     }
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("image {} is text, not an image; give {}", name, kReadableKinds));
+                fmt::format("image {} is text, not an image; give {}", name, readable_kinds()));
   }
   throw Error(
       ErrorCode::kCorruptFile,
-      fmt::format("image {} is not in a known image format; give {}", name, kReadableKinds));
+      fmt::format("image {} is not in a known image format; give {}", name, readable_kinds()));
 }
 
 bool is_jpeg(std::string_view head) noexcept { return head.starts_with("\xff\xd8\xff"sv); }
@@ -150,7 +150,7 @@ constexpr std::array kFormats = {
 const Format& format_of(std::span<const std::byte> bytes, const std::string& name) {
   if (bytes.empty()) {
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("image {} is empty (zero bytes); give {}", name, kReadableKinds));
+                fmt::format("image {} is empty (zero bytes); give {}", name, readable_kinds()));
   }
   for (const Format& format : kFormats) {
     if (format.matches(as_text(bytes))) return format;
@@ -171,6 +171,15 @@ auto with_memory(const std::string& name, Action&& action) {
 }
 
 }  // namespace
+
+std::string readable_kinds() {
+  const bool tiff = is_tiff("II*\0"sv);
+  const bool heic = is_heif(
+      "\0\0\0\x18"
+      "ftypheic"sv);
+  return fmt::format("a PNG, JPEG, WebP, GIF, BMP, PNM{}{} or TGA file", tiff ? ", TIFF" : "",
+                     heic ? ", HEIC" : "");
+}
 
 std::string shown_name(std::string_view name) {
   constexpr size_t kLimit = 120;

@@ -23,7 +23,7 @@ constexpr char kStandardInput[] = "-";
 
 [[noreturn]] void fail(const std::string& name, std::string_view what) {
   throw Error(ErrorCode::kCorruptFile,
-              fmt::format("image {} {}; give the path of {}", name, what, kReadableKinds));
+              fmt::format("image {} {}; give the path of {}", name, what, readable_kinds()));
 }
 
 /// Opens a regular file and nothing else.

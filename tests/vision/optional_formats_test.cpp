@@ -70,6 +70,12 @@ TEST(OptionalFormats, WithoutTheLibraryTheCureIsNamed) {
   }
 }
 
+TEST(OptionalFormats, AreNamedWhereTheyAreRead) {
+  const std::string message = error_of(ErrorCode::kCorruptFile, [&] { decode_image({}, "a"); });
+  EXPECT_EQ(message.find("TIFF") != std::string::npos, is_read("a.tif"));
+  EXPECT_EQ(message.find("HEIC") != std::string::npos, is_read("a.heic"));
+}
+
 TEST(OptionalFormats, DamageIsAnErrorOrAnImage) {
   for (const std::string name : {"lzw.tif", "jpeg.tif", "rgb.tif", "bits.tif", "odd.heic"}) {
     if (!is_read(name)) continue;
