@@ -93,8 +93,13 @@ inline constexpr double kMostMissing = 2.0 / 3;
 /// kMostMissing.
 std::vector<std::string> warn_of_missing(double missing, const char* format,
                                          const std::string& name, const std::string& detail = "");
-/// The warning that a file ends after its pixels, where metadata may follow.
-std::vector<std::string> warn_of_missing_end(const char* format, const std::string& name);
+/// The warning that a file is damaged or, without `detail`, ends early, where the share is not
+/// known: `harm` says what is wrong.
+std::vector<std::string> warn_of_damage(const char* format, const std::string& name,
+                                        const std::string& detail, std::string_view harm);
+/// The same where all pixels are there, and metadata may follow.
+std::vector<std::string> warn_of_missing_end(const char* format, const std::string& name,
+                                             const std::string& detail = "");
 /// The warning that the share `clipped` of grey samples is above 255 and became white; none at 0.
 std::vector<std::string> warn_of_clipped(double clipped, const char* format,
                                          const std::string& name);

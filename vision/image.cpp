@@ -170,6 +170,13 @@ auto with_memory(const std::string& name, Action&& action) {
               fmt::format("image {} cannot be decoded: out of memory; scale it down first", name));
 }
 
+std::string damage_of(const char* format, const std::string& name, const std::string& detail,
+                      std::string_view harm, const char* ends_early = "ends early") {
+  const std::string found = detail.empty() ? fmt::format("is a {} that {}", format, ends_early)
+                                           : fmt::format("is a damaged {} ({})", format, detail);
+  return fmt::format("image {} {}: {}; copy or download it again", name, found, harm);
+}
+
 }  // namespace
 
 std::string readable_kinds() {
@@ -308,21 +315,23 @@ std::vector<std::string> warn_of_missing(double missing, const char* format,
                                          const std::string& name, const std::string& detail) {
   if (missing <= 0) return {};
   const bool refused = missing > kMostMissing;
-  const std::string found = detail.empty() ? fmt::format("is a {} that ends early{}", format,
-                                                         refused ? " (truncated)" : "")
-                                           : fmt::format("is a damaged {} ({})", format, detail);
-  const std::string message =
-      fmt::format("image {} {}: {} of its pixels are missing; copy or download it again", name,
-                  found, percent(missing));
+  const std::string harm = fmt::format("{} of its pixels are missing", percent(missing));
+  const char* ends_early = refused ? "ends early (truncated)" : "ends early";
+  const std::string message = damage_of(format, name, detail, harm, ends_early);
   if (refused) throw Error(ErrorCode::kCorruptFile, message);
   return {message};
 }
 
-std::vector<std::string> warn_of_missing_end(const char* format, const std::string& name) {
-  return {
-      fmt::format("image {} is a {} that ends early: its pixels are whole, but metadata such as "
-                  "its orientation may be missing; copy or download it again",
-                  name, format)};
+std::vector<std::string> warn_of_damage(const char* format, const std::string& name,
+                                        const std::string& detail, std::string_view harm) {
+  return {damage_of(format, name, detail, harm)};
+}
+
+std::vector<std::string> warn_of_missing_end(const char* format, const std::string& name,
+                                             const std::string& detail) {
+  return warn_of_damage(
+      format, name, detail,
+      "its pixels are whole, but metadata such as its orientation may be missing");
 }
 
 std::vector<std::string> warn_of_clipped(double clipped, const char* format,

@@ -15,10 +15,11 @@
 #include "vision/decoders.h"
 #include "vision/exif.h"
 
-// JPEG through libjpeg-turbo, as Pillow decodes it: CMYK and YCCK to RGB. Where data is missing or
-// damaged, the iMCU row of the first sign of it says which share of the pixels is lost; what comes
-// after the last row (an end mark or not, other bytes) loses none. libjpeg leaves by longjmp, so
-// whatever it may leave is called through one guard and owns nothing.
+// JPEG through libjpeg-turbo, as Pillow decodes it: CMYK and YCCK to RGB. Where a file is cut, the
+// iMCU row at the cut says which share of the pixels is lost. Damage shows in the codes only some
+// rows later, so the first sign of it bounds the share from below. What follows the last row or
+// scan (an end mark or not, other bytes) loses no pixel. libjpeg leaves by longjmp, so whatever it
+// may leave is called through one guard and owns nothing.
 namespace kvlm {
 
 namespace {
@@ -41,6 +42,7 @@ constexpr int kPaddingBytes = 8;
 constexpr size_t kHoleBytes = 4096;
 constexpr size_t kLastHoleBytes = 64;
 constexpr size_t kBytesReadAhead = 8;  // of the decoder, at most
+constexpr int kUnknown = 100;          // bits of a coefficient that no scan had
 
 /// libjpeg's state and what its callbacks report. libjpeg leaves a failing call by longjmp, which
 /// must not pass over destructors: only the functions below marked "guarded" call libjpeg; they
@@ -48,13 +50,14 @@ constexpr size_t kBytesReadAhead = 8;  // of the decoder, at most
 struct JpegReader {
   jpeg_decompress_struct codec{};
   jpeg_error_mgr errors{};
-  jpeg_progress_mgr progress{};
   std::jmp_buf on_error;
   int error_code = 0;
   std::array<char, JMSG_LENGTH_MAX> message{};
   bool ends_early = false;  // libjpeg made up the end mark
   bool damaged = false;     // a code that cannot be
   double lost = 0;          // share of the pixels from the first sign of missing or wrong data on
+  bool fine = false;        // a sign in a scan that adds the last bits of coefficients
+  bool cut = false;         // the first sign is that the file ends
   int left_over = 0;        // bytes of data at the end of a scan or restart interval, at most
   int64_t signs = 0;  // of missing or wrong data: in a restart interval each, if there are any
   bool rest_is_lost = false;
@@ -105,18 +108,39 @@ double share_from(const JpegReader& reader, size_t at) noexcept {
   return std::max(1 - (row + within) / rows, 0.0);
 }
 
-/// Keeps the first sign that pixels are missing or wrong, where rows are still to come.
+/// The most bits that the scans so far lack of any coefficient; kUnknown if one lacks all of it.
+int missing_bits(const jpeg_decompress_struct& codec) noexcept {
+  int most = 0;
+  for (int i = 0; i < codec.num_components; ++i) {
+    if (codec.comp_info[i].quant_table == nullptr) return kUnknown;  // no scan had it
+    if (codec.progressive_mode == 0) continue;
+    for (const int bits : codec.coef_bits[i]) most = std::max(most, bits < 0 ? kUnknown : bits);
+  }
+  return most;
+}
+
+/// Whether the scan that is read adds bits to coefficients that are known.
+bool is_refinement(const jpeg_decompress_struct& codec) noexcept {
+  return codec.progressive_mode != 0 && codec.Ah > 0;
+}
+
+/// Keeps the first sign in a scan that pixels are missing or wrong, where rows are still to come.
 void note_loss(JpegReader& reader) noexcept {
   const jpeg_decompress_struct& codec = reader.codec;
   const bool in_scan = codec.input_scan_number > 0 && codec.input_iMCU_row < codec.total_iMCU_rows;
   if (!in_scan) return;
-  ++reader.signs;
-  if (reader.lost > 0) return;
+  if (reader.signs++ == 0) reader.cut = reader.ends_early;
   const double rows = static_cast<double>(codec.total_iMCU_rows);
-  reader.lost = 1 - static_cast<double>(codec.input_iMCU_row) / rows;
-  // The decoder may have read further than the row: less of it is lost.
-  if (reader.rows_known > codec.input_iMCU_row) {
-    reader.lost = std::clamp(share_from(reader, position(reader)), 1e-6, reader.lost);
+  double share = 1 - static_cast<double>(codec.input_iMCU_row) / rows;
+  // The decoder may have read further than the row: less of it is lost. Arithmetic codes of a row
+  // may be a byte or many.
+  if (reader.rows_known > codec.input_iMCU_row && codec.arith_code == 0) {
+    share = std::clamp(share_from(reader, position(reader)), 1e-6, share);
+  }
+  if (is_refinement(codec)) {
+    reader.fine = true;
+  } else {
+    reader.lost = std::max(reader.lost, share);
   }
 }
 
@@ -130,16 +154,23 @@ void note_warning(j_common_ptr codec, int level) {
       break;
     case JWRN_EXTRANEOUS_DATA: {
       const int marker = codec->err->msg_parm.i[1];
+      const int bytes = codec->err->msg_parm.i[0];
       const bool in_scans = reader.codec.input_scan_number > 0 && !reader.ends_early;
       const bool scan_ends = marker == JPEG_EOI || (marker >= JPEG_RST0 && marker <= JPEG_RST0 + 7);
-      if (in_scans && (scan_ends || jpeg_has_multiple_scans(&reader.codec) != 0)) {
-        reader.left_over = std::max(reader.left_over, codec->err->msg_parm.i[0]);
-        reader.signs += codec->err->msg_parm.i[0] > kPaddingBytes;
+      if (!in_scans || bytes <= kPaddingBytes) break;
+      if (!scan_ends && missing_bits(reader.codec) == 0) break;  // another file follows
+      if (is_refinement(reader.codec)) {
+        reader.fine = true;
+      } else {
+        reader.left_over = std::max(reader.left_over, bytes);
       }
+      ++reader.signs;
       break;
     }
     case JWRN_JPEG_EOF:  // the decoder reads ahead: nothing may be missing
       reader.ends_early = true;
+      // The arithmetic decoder goes on with zeros and says no more.
+      if (reader.codec.arith_code != 0) note_loss(reader);
       break;
     case JWRN_MUST_RESYNC:
       // The end mark comes in place of a restart mark: no interval that follows is there.
@@ -158,13 +189,12 @@ void note_warning(j_common_ptr codec, int level) {
 
 void print_nothing(j_common_ptr) {}
 
-void limit_scans(j_common_ptr codec) {
-  const auto* decompress = reinterpret_cast<j_decompress_ptr>(codec);
+void limit_scans(JpegReader& reader) {
+  const jpeg_decompress_struct& codec = reader.codec;
   const int64_t pixels =
-      std::max(int64_t{decompress->image_width} * int64_t{decompress->image_height}, int64_t{1});
+      std::max(int64_t{codec.image_width} * int64_t{codec.image_height}, int64_t{1});
   const int64_t most = std::clamp(kMaxScannedPixels / pixels, kScansOfAnySize, kMaxScans);
-  if (decompress->input_scan_number <= most) return;
-  JpegReader& reader = reader_of(codec);
+  if (codec.input_scan_number <= most) return;
   reader.error_code = JERR_BAD_PROGRESSION;
   std::snprintf(reader.message.data(), reader.message.size(), "more than %d scans",
                 static_cast<int>(most));
@@ -183,8 +213,6 @@ bool read_header(JpegReader& reader, const unsigned char* data, size_t bytes) {
   if (setjmp(reader.on_error) != 0) return false;
   reader.codec.client_data = &reader;
   jpeg_create_decompress(&reader.codec);
-  reader.progress.progress_monitor = limit_scans;
-  reader.codec.progress = &reader.progress;
   reader.bytes = bytes;
   jpeg_mem_src(&reader.codec, data, bytes);
   jpeg_save_markers(&reader.codec, JPEG_APP0 + 1, 0xffff);
@@ -201,12 +229,28 @@ void note_row(JpegReader& reader) noexcept {
   while (reader.rows_known <= row) reader.row_starts[reader.rows_known++] = at;
 }
 
+/// Reads scans until every coefficient is known, so that what follows cannot do harm.
+void read_scans(JpegReader& reader) {
+  jpeg_decompress_struct& codec = reader.codec;
+  for (;;) {
+    const int status = jpeg_consume_input(&codec);
+    if (status == JPEG_REACHED_EOI) return;
+    if (status == JPEG_REACHED_SOS) limit_scans(reader);
+    if (status == JPEG_SCAN_COMPLETED && missing_bits(codec) == 0) return;
+  }
+}
+
 /// Guarded. Decodes every row; `row` holds one of CMYK when the file is of that kind.
 bool read_rows(JpegReader& reader, unsigned char* rgb, unsigned char* row) {
   if (setjmp(reader.on_error) != 0) return false;
   jpeg_decompress_struct& codec = reader.codec;
   note_row(reader);
+  codec.buffered_image = jpeg_has_multiple_scans(&codec);
   jpeg_start_decompress(&codec);
+  if (codec.buffered_image != 0) {
+    read_scans(reader);
+    jpeg_start_output(&codec, codec.input_scan_number);
+  }
   const size_t width = codec.output_width;
   while (codec.output_scanline < codec.output_height) {
     note_row(reader);
@@ -232,7 +276,11 @@ bool read_rows(JpegReader& reader, unsigned char* rgb, unsigned char* row) {
 /// Guarded. Reads up to the end mark, for what lies before it; the pixels are decoded.
 bool read_end(JpegReader& reader) {
   if (setjmp(reader.on_error) != 0) return false;
-  jpeg_finish_decompress(&reader.codec);
+  if (reader.codec.buffered_image == 0) {
+    jpeg_finish_decompress(&reader.codec);
+  } else if (jpeg_input_complete(&reader.codec) == 0) {
+    jpeg_consume_input(&reader.codec);  // no further scan, were there one
+  }
   return true;
 }
 
@@ -253,51 +301,57 @@ size_t find_hole(std::span<const std::byte> bytes, size_t first) noexcept {
   return hole;
 }
 
-/// Whether data of the scans is known to be missing as a whole: the file ended between two.
-bool lacks_scans(const jpeg_decompress_struct& codec) noexcept {
-  for (int i = 0; i < codec.num_components; ++i) {
-    if (codec.comp_info[i].quant_table == nullptr) return true;  // no scan had it
-    if (codec.progressive_mode == 0) continue;
-    const auto& bits = codec.coef_bits[i];  // that are not known yet, of each coefficient
-    if (std::any_of(bits, bits + DCTSIZE2, [](int left) { return left != 0; })) return true;
-  }
-  return false;
-}
-
-/// Warns of pixels that are lost, or throws.
-void note_damage(const JpegReader& reader, bool scans_lack, std::span<const std::byte> bytes,
+/// Warns of pixels that are lost, or throws. `bits` are missing of coefficients.
+void note_damage(const JpegReader& reader, int bits, std::span<const std::byte> bytes,
                  DecodedImage& result, const std::string& name) {
+  const jpeg_decompress_struct& codec = reader.codec;
   double lost = reader.lost;
-  if ((reader.ends_early || lost > 0) && scans_lack) lost = 1;
-  const bool left_over = reader.left_over > kPaddingBytes;
-  std::string detail = reader.damaged && !reader.ends_early ? reader.message.data() : "";
-  bool known = !left_over;
+  bool known = reader.cut;
+  const bool lacks_bits = (reader.ends_early || reader.signs > 0) && bits > 0;
+  if (lacks_bits && bits == kUnknown) {
+    lost = 1;
+    known = true;
+  }
+  std::string detail;
+  if (reader.left_over > 0) {
+    detail = std::to_string(reader.left_over) + " bytes of its data are left over";
+  }
+  if (reader.signs > 0 && !reader.cut && detail.empty()) {
+    detail = reader.damaged ? reader.message.data() : "its data runs short";
+  }
   const bool one_scan = reader.rows_known > 0;
-  if (one_scan && (left_over || lost > 0 || reader.ends_early)) {
+  if (one_scan && (reader.signs > 0 || reader.ends_early)) {
     // Zeros may have been decoded as pixels without a sign.
     const size_t hole = find_hole(bytes, reader.row_starts[0]);
     const double share = hole < bytes.size() ? share_from(reader, hole + kBytesReadAhead) : 0;
     if (share > lost) {
       lost = share;
       known = true;
-      if (!reader.ends_early) detail = "a part of its data is zeros";
+      detail = reader.ends_early ? "" : "a part of its data is zeros";
     }
   }
-  const jpeg_decompress_struct& codec = reader.codec;
   if (one_scan && codec.restart_interval > 0 && reader.signs > 0 && !reader.rest_is_lost) {
     const double mcus = static_cast<double>(codec.MCUs_per_row) * codec.MCU_rows_in_scan;
     const double most = static_cast<double>(reader.signs) * codec.restart_interval / mcus;
-    lost = known && lost > 0 ? std::min(lost, most) : std::min(most, 1.0);
+    lost = lost > 0 && reader.left_over == 0 ? std::min(lost, most) : std::min(most, 1.0);
     known = true;
-    if (left_over && detail.empty()) detail = "data between restart marks is left over";
   }
-  if (!known) {
-    throw_damaged(kFormat, name,
-                  std::to_string(reader.left_over) +
-                      " bytes of its data are left over, so an unknown share of "
-                      "its pixels is wrong");
+  if ((known && lost > 0) || lost > kMostMissing) {
+    result.image.warnings = warn_of_missing(lost, kFormat, name, detail);
+  } else if (one_scan && lost > 0) {
+    const auto height = static_cast<double>(result.image.height);
+    const auto row = static_cast<int>((1 - lost) * height) + 1;
+    result.image.warnings =
+        warn_of_damage(kFormat, name, detail,
+                       "its pixels are wrong from row " + std::to_string(row) + " of " +
+                           std::to_string(result.image.height) + " on at the latest");
+  } else if (lost > 0 || reader.left_over > 0) {
+    result.image.warnings =
+        warn_of_damage(kFormat, name, detail, "an unknown share of its pixels is wrong");
+  } else if (lacks_bits || reader.fine) {
+    result.image.warnings =
+        warn_of_damage(kFormat, name, detail, "fine detail of its pixels is missing or wrong");
   }
-  result.image.warnings = warn_of_missing(lost, kFormat, name, detail);
 }
 
 [[noreturn]] void throw_failure(const JpegReader& reader, const std::string& name) {
@@ -385,9 +439,9 @@ DecodedImage decode_jpeg(std::span<const std::byte> bytes, const std::string& na
   if (!read_rows(reader, result.image.rgb.data(), cmyk ? row.data() : nullptr)) {
     throw_failure(reader, name);
   }
-  const bool scans_lack = lacks_scans(codec);
+  const int bits = missing_bits(codec);
   read_end(reader);  // whatever it finds there
-  note_damage(reader, scans_lack, bytes, result, name);
+  note_damage(reader, bits, bytes, result, name);
   return result;
 }
 

@@ -365,13 +365,14 @@ TEST(Image, ScansAreBoundedByTheSize) {
   const auto bytes = large_jpeg(8192, 8192, true);
   const Image image = decode_image(bytes, "progressive");
   EXPECT_EQ(image.rgb.front(), 128);
-  // The last scan again and again, each of which is a pass over all of the picture.
+  // One scan again and again before the last, each of which is a pass over all of the picture.
   const std::array start{std::byte{0xff}, std::byte{0xda}};
   const auto last = std::find_end(bytes.begin(), bytes.end(), start.begin(), start.end());
-  const std::vector<std::byte> scan(last, bytes.end() - 2);
-  std::vector<std::byte> hostile(bytes.begin(), bytes.end() - 2);
+  const auto before = std::find_end(bytes.begin(), last, start.begin(), start.end());
+  const std::vector<std::byte> scan(before, last);
+  std::vector<std::byte> hostile(bytes.begin(), last);
   for (int i = 0; i < 50; ++i) hostile.insert(hostile.end(), scan.begin(), scan.end());
-  hostile.insert(hostile.end(), bytes.end() - 2, bytes.end());
+  hostile.insert(hostile.end(), last, bytes.end());
   EXPECT_THAT(message_of(ErrorCode::kCorruptFile, hostile), HasSubstr("more than 32 scans"));
 }
 

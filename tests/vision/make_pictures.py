@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import io
 import struct
+import subprocess
 import zlib
 from pathlib import Path
 
@@ -275,6 +276,9 @@ def jpeg_files() -> dict[str, bytes]:
         "restarts.jpg": encode(image, "JPEG", quality=85, restart_marker_blocks=2),
         "one_pixel.jpg": encode(image.crop((20, 20, 21, 21)), "JPEG"),
     }
+    files["arithmetic.jpg"] = subprocess.run(
+        ["jpegtran", "-arithmetic"], input=files["full_chroma.jpg"], capture_output=True, check=True
+    ).stdout
     # YCCK: the same file with Adobe's transform code 2 instead of 0.
     adobe = files["cmyk.jpg"].index(b"Adobe")
     ycck = bytearray(files["cmyk.jpg"])
