@@ -215,10 +215,9 @@ std::optional<DecodedImage> decode(std::span<const std::byte> bytes, const std::
     const double missing =
         1 - share_of_rows(reader, reader.ends_early ? reader.rows : reader.checked_rows);
     if (!part && (missing > 0 || !reader.ends_early)) return std::nullopt;
-    if (missing <= 0 && !reader.ends_early) throw_failure(reader, name);
-    result.image.warnings =
-        missing > 0 ? warn_of_missing(missing, kFormat, name, reader.ends_early ? "" : message)
-                    : warn_of_missing_end(kFormat, name);
+    const std::string detail = reader.ends_early ? "" : message;
+    result.image.warnings = missing > 0 ? warn_of_missing(missing, kFormat, name, detail)
+                                        : warn_of_missing_end(kFormat, name, detail);
   }
   if (grey16) {
     for (std::string& warning : warn_of_clipped(widen_grey16(result.image), kFormat, name)) {

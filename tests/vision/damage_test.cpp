@@ -256,6 +256,45 @@ TEST(Damage, WhatFollowsThePixelsMayBeMissing) {
   }
 }
 
+TEST(Damage, WhatFollowsThePixelsMayBeWrong) {
+  for (const char* name : {"rgb8.png", "palette8_key.png"}) {
+    std::string file = file_text(name);
+    const Image expected = decode(file);
+    file[file.size() - 3] ^= 0x20;  // the checksum of the end mark
+    const Image image = decode(file);
+    EXPECT_EQ(image.rgb, expected.rgb);
+    EXPECT_THAT(image.warnings, ElementsAre(HasSubstr("its pixels are whole")));
+  }
+}
+
+TEST(Damage, ATiffHasItsRowsAndItsChecksum) {
+  if (!is_tiff("II*\0\0\0\0\0"s)) GTEST_SKIP() << "a build without libtiff";
+  for (const char* name : {"rgb.tif", "grey.tif", "rgb16.tif"}) {
+    const std::string whole = file_text(name);
+    const Image expected = decode(whole);
+    for (const double part : {0.7, 0.8, 0.95}) {
+      const auto length = static_cast<size_t>(static_cast<double>(whole.size()) * part);
+      const std::string cut = whole.substr(0, length);
+      const double stated = stated_percent(cut);
+      EXPECT_NEAR(stated, different_percent(decode(cut), expected), 2) << name << ' ' << part;
+      EXPECT_NEAR(stated, 100 * (1 - part), 15) << name << ' ' << part;
+    }
+  }
+  const std::string whole = file_text("deflate.tif");
+  const Image expected = decode(whole);
+  const size_t data = whole.find("\x78\x9c");
+  ASSERT_NE(data, std::string::npos);
+  int served = 0;
+  for (size_t at = data + 2; at < data + 700; at += 7) {
+    std::string wrong = whole;
+    wrong[at] ^= 0x11;
+    const std::string warning = warning_of(wrong);
+    EXPECT_THAT(warning, HasSubstr("damaged TIFF")) << at;
+    served += warning.find("an unknown share") != std::string::npos;
+  }
+  EXPECT_GT(served, 0);
+}
+
 TEST(Damage, ClippedGreyIsStated) {
   for (const char* name : {"grey16.png", "grey16_noise.png", "grey16.pgm"}) {
     const Image image = load_image(test::data_folder() / name);

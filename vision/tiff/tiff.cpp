@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 #include <tiffio.h>
+#include <zlib.h>
 
 #include <algorithm>
 #include <array>
@@ -208,6 +209,44 @@ size_t count_clipped(const std::byte* row, size_t width) noexcept {
   return clipped;
 }
 
+/// The bytes of a strip or tile that the file has.
+std::span<const std::byte> stored(TIFF* tiff, uint32_t number, std::span<const std::byte> file) {
+  const uint64_t offset = TIFFGetStrileOffset(tiff, number);
+  if (offset >= file.size()) return {};
+  const auto rest = file.subspan(offset);
+  return rest.first(std::min<uint64_t>(rest.size(), TIFFGetStrileByteCount(tiff, number)));
+}
+
+/// Copies the rows that a cut file has of an uncompressed strip; returns their number.
+size_t copy_rows(TIFF* tiff, std::span<const std::byte> data, size_t rows, size_t row_bytes,
+                 size_t bits, std::span<std::byte> strip) {
+  const size_t there = std::min(rows, data.size() / row_bytes);
+  std::copy_n(data.begin(), there * row_bytes, strip.begin());
+  if (bits == 16 && TIFFIsByteSwapped(tiff) != 0) {
+    TIFFSwabArrayOfShort(reinterpret_cast<uint16_t*>(strip.data()),
+                         static_cast<tmsize_t>(there * row_bytes / 2));
+  }
+  return there;
+}
+
+/// Whether Deflate data are longer than their strip or have another checksum than they state:
+/// libtiff reads neither.
+bool has_wrong_sum(std::span<const std::byte> data, size_t most_bytes) {
+  std::array<Bytef, 1 << 14> out;
+  z_stream stream{};
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(data.data()));  // not written
+  stream.avail_in = static_cast<uInt>(data.size());
+  if (inflateInit(&stream) != Z_OK) throw std::bad_alloc();
+  int status = Z_OK;
+  while (status == Z_OK && stream.total_out <= most_bytes) {
+    stream.next_out = out.data();
+    stream.avail_out = out.size();
+    status = inflate(&stream, Z_NO_FLUSH);
+  }
+  inflateEnd(&stream);
+  return status == Z_DATA_ERROR || stream.total_out > most_bytes;
+}
+
 }  // namespace
 
 bool is_tiff(std::string_view head) noexcept {
@@ -248,18 +287,27 @@ DecodedImage decode_tiff(std::span<const std::byte> bytes, const std::string& na
   result.image = allocate_image(header.height, header.width, name);
   size_t missing = 0;  // pixels
   size_t clipped = 0;
+  bool wrong_sum = false;
+  const auto compression = field<uint16_t>(tiff.get(), TIFFTAG_COMPRESSION, COMPRESSION_NONE);
+  const bool deflate =
+      compression == COMPRESSION_DEFLATE || compression == COMPRESSION_ADOBE_DEFLATE;
   uint32_t number = 0;
   for (size_t sample = 0; sample < (layout.planar ? layout.samples : 1); ++sample) {
     for (size_t top = 0; top < height; top += tile_height) {
       for (size_t left = 0; left < width; left += tile_width, ++number) {
-        const size_t rows = std::min(tile_height, height - top);
+        size_t rows = std::min(tile_height, height - top);
         const size_t columns = std::min(tile_width, width - left);
         const auto wanted = static_cast<tmsize_t>(tiled ? tile.size() : rows * row_bytes);
         const tmsize_t got = tiled ? TIFFReadEncodedTile(tiff.get(), number, tile.data(), wanted)
                                    : TIFFReadEncodedStrip(tiff.get(), number, tile.data(), wanted);
+        const auto data = stored(tiff.get(), number, bytes);
         if (got < wanted) {
           missing += rows * columns;
-          continue;
+          if (tiled || compression != COMPRESSION_NONE) continue;
+          rows = copy_rows(tiff.get(), data, rows, row_bytes, layout.bits, tile);
+          missing -= rows * columns;
+        } else if (deflate && !wrong_sum) {
+          wrong_sum = has_wrong_sum(data, tile.size());
         }
         for (size_t y = 0; y < rows; ++y) {
           const std::byte* row = tile.data() + y * row_bytes;
@@ -273,6 +321,10 @@ DecodedImage decode_tiff(std::span<const std::byte> bytes, const std::string& na
   const double pixels = static_cast<double>(height) * static_cast<double>(width);
   result.image.warnings = warn_of_missing(std::min(static_cast<double>(missing) / pixels, 1.0),
                                           kFormat, name, source.message);
+  if (wrong_sum && missing == 0) {
+    result.image.warnings = warn_of_damage(kFormat, name, "a checksum in it is wrong",
+                                           "an unknown share of its pixels is wrong");
+  }
   for (std::string& warning :
        warn_of_clipped(static_cast<double>(clipped) / pixels, kFormat, name)) {
     result.image.warnings.push_back(std::move(warning));
