@@ -47,6 +47,7 @@ struct BmpHeader {
   bool top_down = false;
   uint32_t bits = 0;
   std::array<uint32_t, 3> masks{};  // red, green, blue; of 16 and 32 bits
+  uint32_t alpha_mask = 0;          // of 32 bits; 0: no alpha
   size_t pixels_at = 0;
   size_t palette_at = 0;
   size_t palette_entries = 0;
@@ -79,6 +80,7 @@ BmpHeader read_header(const LittleEndian& file, const std::string& name) {
     // Where the short header ends, the three masks follow; longer ones include them there.
     if (info_bytes == 40) masks_bytes = 12;
     for (size_t i = 0; i < 3; ++i) header.masks[i] = file.u32(54 + 4 * i);
+    if (info_bytes >= 56 && header.bits == 32) header.alpha_mask = file.u32(66);
   } else if (compression != kRaw) {
     throw_unsupported("a compressed BMP (method " + std::to_string(compression) + ")", name);
   }
@@ -167,16 +169,17 @@ DecodedImage decode_bmp(std::span<const std::byte> bytes, const std::string& nam
   if (missing > 0) padded = with_zeros(bytes, header.pixels_at + pixel_bytes);
   const LittleEndian file(missing > 0 ? padded : bytes, name);
 
+  const int channels = header.alpha_mask != 0 ? 4 : 3;
   DecodedImage result;
-  result.image = allocate_image(header.height, header.width, name);
+  result.image = allocate_image(header.height, header.width, name, channels);
   result.image.warnings = std::move(warnings);
   std::array<std::array<uint8_t, 3>, 256> palette{};
   if (bits <= 8) palette = read_palette(file, header);
   for (size_t y = 0; y < height; ++y) {
     const size_t source = header.top_down ? y : height - 1 - y;
     const uint8_t* in = file.at(header.pixels_at + source * row_bytes);
-    uint8_t* out = result.image.rgb.data() + y * width * 3;
-    for (size_t x = 0; x < width; ++x, out += 3) {
+    uint8_t* out = result.image.rgb.data() + y * width * static_cast<size_t>(channels);
+    for (size_t x = 0; x < width; ++x, out += channels) {
       if (bits <= 8) {
         const size_t first_bit = x * bits;
         const uint32_t shift = 8 - bits - static_cast<uint32_t>(first_bit % 8);
@@ -187,6 +190,7 @@ DecodedImage decode_bmp(std::span<const std::byte> bytes, const std::string& nam
         uint32_t pixel = 0;
         for (size_t i = bits / 8; i-- > 0;) pixel = pixel << 8 | in[x * (bits / 8) + i];
         for (size_t c = 0; c < 3; ++c) out[c] = channel(pixel, header.masks[c]);
+        if (channels == 4) out[3] = channel(pixel, header.alpha_mask);
       }
     }
   }

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,8 +28,12 @@ struct ImageHeader {
 };
 
 struct DecodedImage {
-  Image image;
+  Image image;          // of a file with alpha (height, width, 4), which decode_image() drops
   int orientation = 1;  // as in ImageHeader; not applied yet
+  /// Every pixel of this colour is to be white. So the reference does with an image that declares
+  /// one colour transparent: its loader drops the transparency but not the note of the colour, its
+  /// image processor reads the note and puts white behind (convert_to_rgb, transformers 5.23).
+  std::optional<std::array<uint8_t, 3>> key = std::nullopt;
 };
 
 ImageHeader read_jpeg_header(std::span<const std::byte> bytes, const std::string& name);
@@ -72,13 +77,9 @@ void check_size(int64_t height, int64_t width, const char* format, const std::st
 void check_file_bytes(int64_t height, int64_t width, size_t file_bytes, int64_t pixels_per_byte,
                       const char* format, const std::string& name);
 
-/// An image of a size that was checked, zeroed. Throws Error{kOutOfMemory}.
-Image allocate_image(int64_t height, int64_t width, const std::string& name);
-
-/// Makes every pixel of the colour `key` white. So does the reference with a picture that declares
-/// one colour transparent: its loader drops the transparency but not the note of the colour, its
-/// image processor reads the note and puts white behind (convert_to_rgb, transformers 5.23).
-void whiten(Image& image, std::array<uint8_t, 3> key) noexcept;
+/// An image of a size that was checked, zeroed, of `channels` bytes a pixel: 4 with alpha. Throws
+/// Error{kOutOfMemory}.
+Image allocate_image(int64_t height, int64_t width, const std::string& name, int channels = 3);
 
 /// Throws Error{kCorruptFile}: the file is not whole.
 [[noreturn]] void throw_truncated(const char* format, const std::string& name);

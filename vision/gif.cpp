@@ -43,19 +43,24 @@ DecodedImage decode_gif(std::span<const std::byte> bytes, const std::string& nam
   const std::vector<uint8_t> indices = decode_gif_codes(header.frame, name, &loss);
   auto warnings = warn_of_missing(loss.missing, kGifFormat, name, loss.detail);
   DecodedImage result;
-  result.image = allocate_image(header.height, header.width, name);
+  const std::optional<uint8_t> transparent = header.frame.transparent;
+  const int channels = transparent ? 4 : 3;
+  result.image = allocate_image(header.height, header.width, name, channels);
   result.image.warnings = std::move(warnings);
-  const auto ground = header.palette[header.frame.transparent.value_or(0)];
-  uint8_t* rgb = result.image.rgb.data();
-  for (uint8_t* pixel = rgb; pixel < rgb + result.image.rgb.size(); pixel += 3) {
-    std::ranges::copy(ground, pixel);
+  const auto ground = header.palette[transparent.value_or(0)];
+  uint8_t* pixels = result.image.rgb.data();
+  for (uint8_t* out = pixels; out < pixels + result.image.rgb.size(); out += channels) {
+    std::ranges::copy(ground, out);
   }
   const uint8_t* index = indices.data();
   for (int64_t y = area.top; y < area.top + area.height; ++y) {
-    uint8_t* out = rgb + (y * header.width + area.left) * 3;
-    for (int x = 0; x < area.width; ++x, out += 3) std::ranges::copy(header.palette[*index++], out);
+    uint8_t* out = pixels + (y * header.width + area.left) * channels;
+    for (int x = 0; x < area.width; ++x, ++index, out += channels) {
+      std::ranges::copy(header.palette[*index], out);
+      if (transparent) out[3] = *index == transparent ? 0 : 255;
+    }
   }
-  if (header.frame.transparent) whiten(result.image, ground);
+  if (transparent) result.key = ground;
   return result;
 }
 

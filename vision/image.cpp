@@ -177,6 +177,40 @@ std::string damage_of(const char* format, const std::string& name, const std::st
   return fmt::format("image {} {}: {}; copy or download it again", name, found, harm);
 }
 
+/// Drops the alpha of an image that has some, in place. Warns where that hides what is seen: most
+/// pixels are clear (and not white, as those of the key will be), or the colours show nothing.
+void drop_alpha(DecodedImage& decoded, const std::string& name) {
+  std::vector<uint8_t>& rgb = decoded.image.rgb;
+  const size_t pixels = static_cast<size_t>(decoded.image.height) * decoded.image.width;
+  if (rgb.size() == 3 * pixels) return;
+  const uint8_t first_alpha = rgb[3];
+  size_t clear = 0;
+  bool one_colour = true;
+  bool one_alpha = true;
+  for (size_t i = 0; i < pixels; ++i) {
+    const uint8_t* in = rgb.data() + 4 * i;
+    clear += in[3] == 0;
+    one_alpha = one_alpha && in[3] == first_alpha;
+    one_colour = one_colour && (i == 0 || std::equal(in, in + 3, rgb.data()));
+    std::copy_n(in, 3, rgb.data() + 3 * i);
+  }
+  rgb.resize(3 * pixels);
+  const bool hidden = one_colour && !one_alpha;
+  if (!hidden && (decoded.key || 2 * clear < pixels)) return;
+  const double share = static_cast<double>(clear) / static_cast<double>(pixels);
+  decoded.image.warnings.push_back(fmt::format(
+      "image {} has transparency ({}), which is left out as by the models' own processors; flatten "
+      "it onto a background if that hides what it shows",
+      name,
+      hidden ? "all of its pixels have one colour" : percent(share) + " of its pixels are clear"));
+}
+
+void whiten(Image& image, std::array<uint8_t, 3> key) noexcept {
+  for (auto pixel = image.rgb.begin(); pixel != image.rgb.end(); pixel += 3) {
+    if (std::equal(key.begin(), key.end(), pixel)) std::fill_n(pixel, 3, uint8_t{255});
+  }
+}
+
 }  // namespace
 
 std::string readable_kinds() {
@@ -271,11 +305,11 @@ void check_file_bytes(int64_t height, int64_t width, size_t file_bytes, int64_t 
   }
 }
 
-Image allocate_image(int64_t height, int64_t width, const std::string& name) {
+Image allocate_image(int64_t height, int64_t width, const std::string& name, int channels) {
   Image image;
   image.height = static_cast<int>(height);
   image.width = static_cast<int>(width);
-  const size_t bytes = static_cast<size_t>(height * width) * 3;
+  const size_t bytes = static_cast<size_t>(height * width * channels);
   try {
     image.rgb.resize(bytes);
   } catch (const std::bad_alloc&) {
@@ -285,12 +319,6 @@ Image allocate_image(int64_t height, int64_t width, const std::string& name) {
                             name, width, height, bytes));
   }
   return image;
-}
-
-void whiten(Image& image, std::array<uint8_t, 3> key) noexcept {
-  for (auto pixel = image.rgb.begin(); pixel != image.rgb.end(); pixel += 3) {
-    if (std::equal(key.begin(), key.end(), pixel)) std::fill_n(pixel, 3, uint8_t{255});
-  }
 }
 
 void throw_truncated(const char* format, const std::string& name) {
@@ -359,6 +387,8 @@ Image decode_image(std::span<const std::byte> bytes, const std::string& name,
   const std::string shown = shown_name(name);
   return with_memory(shown, [&] {
     DecodedImage decoded = format_of(bytes, shown).decode(bytes, shown);
+    drop_alpha(decoded, shown);
+    if (decoded.key) whiten(decoded.image, *decoded.key);
     if (orientation == Orientation::kApply) {
       decoded.image = apply_orientation(std::move(decoded.image), decoded.orientation);
     }

@@ -79,16 +79,16 @@ bool read_header(PngReader& reader) {
   return true;
 }
 
-/// Guarded. Asks for RGB8, or 16-bit grey as it is, which Pillow treats in a way of its own.
+/// Guarded. Asks for RGB8, RGBA8 where there is alpha, or 16-bit grey as it is, which Pillow treats
+/// in a way of its own.
 bool choose_conversion(PngReader& reader, bool grey16) {
   if (setjmp(png_jmpbuf(reader.codec)) != 0) return false;
   if (!grey16) {
     png_set_strip_16(reader.codec);
     const int color_type = png_get_color_type(reader.codec, reader.info);
-    if (color_type == PNG_COLOR_TYPE_PALETTE) png_set_palette_to_rgb(reader.codec);
+    if (color_type == PNG_COLOR_TYPE_PALETTE) png_set_palette_to_rgb(reader.codec);  // and alpha
     if (color_type == PNG_COLOR_TYPE_GRAY) png_set_expand_gray_1_2_4_to_8(reader.codec);
     if ((color_type & PNG_COLOR_MASK_COLOR) == 0) png_set_gray_to_rgb(reader.codec);
-    png_set_strip_alpha(reader.codec);
   }
   png_set_interlace_handling(reader.codec);
   png_read_update_info(reader.codec, reader.info);
@@ -202,14 +202,16 @@ std::optional<DecodedImage> decode(std::span<const std::byte> bytes, const std::
                       png_get_bit_depth(reader.codec, reader.info) == 16;
   const auto key = transparent_colour(reader);
   if (!choose_conversion(reader, grey16)) throw_failure(reader, name);
-  const size_t row_bytes = static_cast<size_t>(width) * (grey16 ? 2 : 3);
+  const int channels = png_get_channels(reader.codec, reader.info) == 4 ? 4 : 3;
+  const size_t row_bytes = static_cast<size_t>(width) * (grey16 ? 2 : channels);
   if (png_get_rowbytes(reader.codec, reader.info) != row_bytes) {
     throw_damaged(kFormat, name, "its pixels are of an unknown kind");
   }
   DecodedImage result;
-  result.image = allocate_image(height, width, name);
+  result.image = allocate_image(height, width, name, channels);
+  result.key = key;
   uint8_t* pixels = result.image.rgb.data();
-  if (!read_rows(reader, pixels, static_cast<size_t>(width) * 3, part)) {
+  if (!read_rows(reader, pixels, static_cast<size_t>(width * channels), part)) {
     // A chunk that is damaged may be wrong from its beginning; what ends early is right before.
     const std::string message = reader.message.data();
     const double missing =
@@ -224,7 +226,6 @@ std::optional<DecodedImage> decode(std::span<const std::byte> bytes, const std::
       result.image.warnings.push_back(std::move(warning));
     }
   }
-  if (key) whiten(result.image, *key);
   result.orientation = png_orientation(bytes);
   return result;
 }

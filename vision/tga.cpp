@@ -36,6 +36,10 @@ struct TgaHeader {
   size_t bits;
   size_t flags;
 
+  bool has_alpha() const noexcept {
+    const bool room = type == 1 ? palette_bits == 32 : bits == 32 || (type == 3 && bits == 16);
+    return room && (flags & 0xf) != 0;  // else the bits mean nothing
+  }
   size_t pixel_bytes() const noexcept { return bits / 8; }
   size_t palette_bytes() const noexcept {
     return has_palette ? palette_count * (palette_bits / 8) : 0;
@@ -106,11 +110,13 @@ void append_runs(std::vector<std::byte>& data, size_t pixels, size_t pixel_bytes
   }
 }
 
-void mirror_rows(Image& image) noexcept {
-  const auto row_bytes = static_cast<std::ptrdiff_t>(image.width) * 3;
+void mirror_rows(Image& image, std::ptrdiff_t channels) noexcept {
+  const auto row_bytes = static_cast<std::ptrdiff_t>(image.width) * channels;
   for (auto row = image.rgb.begin(); row != image.rgb.end(); row += row_bytes) {
-    std::reverse(row, row + row_bytes);  // colours, too, so each pixel again
-    for (auto pixel = row; pixel != row + row_bytes; pixel += 3) std::swap(pixel[0], pixel[2]);
+    std::reverse(row, row + row_bytes);  // channels, too, so each pixel again
+    for (auto pixel = row; pixel != row + row_bytes; pixel += channels) {
+      std::reverse(pixel, pixel + channels);
+    }
   }
 }
 
@@ -174,18 +180,19 @@ DecodedImage decode_tga(std::span<const std::byte> bytes, const std::string& nam
                       canonical.begin() + static_cast<std::ptrdiff_t>(
                                               kHeaderBytes + header.palette_first * entry_bytes));
   }
-  const StbPixels rgb = stb_decode({.header = canonical,
-                                    .data = data,
-                                    .format = kFormat,
-                                    .height = static_cast<int>(height),
-                                    .width = static_cast<int>(width),
-                                    .channels = 3},
-                                   name);
+  const bool alpha = header.has_alpha();
+  const StbPixels decoded = stb_decode({.header = canonical,
+                                        .data = data,
+                                        .format = kFormat,
+                                        .height = static_cast<int>(height),
+                                        .width = static_cast<int>(width),
+                                        .channels = alpha ? 4 : 3},
+                                       name);
   DecodedImage result;
-  result.image = allocate_image(height, width, name);
-  std::copy_n(rgb.get(), result.image.rgb.size(), result.image.rgb.begin());
+  result.image = allocate_image(height, width, name, alpha ? 4 : 3);
+  std::copy_n(decoded.get(), result.image.rgb.size(), result.image.rgb.begin());
   result.image.warnings = std::move(warnings);
-  if ((header.flags & 0x10) != 0) mirror_rows(result.image);
+  if ((header.flags & 0x10) != 0) mirror_rows(result.image, alpha ? 4 : 3);
   return result;
 }
 

@@ -55,13 +55,14 @@ DecodedImage decode_webp(std::span<const std::byte> bytes, const std::string& na
   }
   DecodedImage result;
   result.orientation = header.orientation;
-  result.image = allocate_image(header.height, header.width, name);
-  const int64_t stride = header.width * 3;
-  config.output.colorspace = MODE_RGB;  // alpha is dropped, as from other formats
+  const int channels = config.input.has_alpha != 0 ? 4 : 3;
+  result.image = allocate_image(header.height, header.width, name, channels);
+  const int64_t stride = header.width * channels;
+  config.output.colorspace = channels == 4 ? MODE_RGBA : MODE_RGB;
   config.output.is_external_memory = 1;
-  config.output.u.RGBA.rgba = result.image.rgb.data() + top * stride + left * 3;
+  config.output.u.RGBA.rgba = result.image.rgb.data() + top * stride + left * channels;
   config.output.u.RGBA.stride = static_cast<int>(stride);
-  config.output.u.RGBA.size = static_cast<size_t>((height - 1) * stride + width * 3);
+  config.output.u.RGBA.size = static_cast<size_t>((height - 1) * stride + width * channels);
   const VP8StatusCode status = WebPDecode(data.bytes, data.size, &config);
   if (status == VP8_STATUS_OUT_OF_MEMORY) throw std::bad_alloc();
   if (status != VP8_STATUS_OK) {

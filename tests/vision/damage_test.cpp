@@ -295,6 +295,31 @@ TEST(Damage, ATiffHasItsRowsAndItsChecksum) {
   EXPECT_GT(served, 0);
 }
 
+TEST(Damage, AlphaThatHoldsTheImageIsStated) {
+  const auto warned =
+      ElementsAre(AllOf(HasSubstr("has transparency (all of its pixels have one colour)"),
+                        HasSubstr("flatten it onto a background")));
+  for (const char* name : {"shape.png", "shape_grey.png", "shape_palette.png", "shape.webp",
+                           "shape.tga", "shape.bmp", "shape.tif"}) {
+    if (std::string_view(name).ends_with(".tif") && !is_tiff("II*\0\0\0\0\0"s)) continue;
+    EXPECT_THAT(load_image(test::data_folder() / name).warnings, warned) << name;
+  }
+  std::string tga = file_text("shape.tga");
+  const auto set_alpha = [&](char alpha) {  // of two thirds
+    for (size_t i = 18; i < 18 + size_t{4} * 32 * 16; i += 4) {
+      tga[i] = static_cast<char>(i);
+      tga[i + 3] = alpha;
+    }
+  };
+  set_alpha(0);
+  EXPECT_THAT(decode(tga).warnings, ElementsAre(HasSubstr("% of its pixels are clear)")));
+  set_alpha(9);
+  EXPECT_THAT(decode(tga).warnings, IsEmpty());
+  set_alpha(0);
+  tga[17] &= 0x30;  // without alpha
+  EXPECT_THAT(decode(tga).warnings, IsEmpty());
+}
+
 TEST(Damage, ClippedGreyIsStated) {
   for (const char* name : {"grey16.png", "grey16_noise.png", "grey16.pgm"}) {
     const Image image = load_image(test::data_folder() / name);

@@ -16,7 +16,7 @@ import numpy as np
 import pillow_heif
 from PIL import Image, ImageOps
 
-from make_pictures import DATA, picture
+from make_pictures import DATA, picture, shape
 
 pillow_heif.register_heif_opener()
 
@@ -65,6 +65,7 @@ def files() -> dict[str, bytes]:
         "bits.tif": tiff(noise.convert("1"), compression="group4"),
         "palette.tif": tiff(noise.quantize(200)),
         "rgba.tif": tiff(alpha),
+        "shape.tif": tiff(shape(levels=5)),
         "grey16.tif": tiff(grey16),
         "rgb16.tif": rgb16(9, 11),
         "turned.tif": tiff(smooth, exif=exif),

@@ -526,6 +526,33 @@ def tga_files() -> dict[str, bytes]:
     return files
 
 
+def shape(levels: int) -> Image.Image:
+    """A disk that alpha alone shows: every pixel is of one colour."""
+    y, x = np.mgrid[:24, :32]
+    alpha = np.clip(12 - np.hypot(y - 12, x - 16), 0, levels) * (255 // levels)
+    image = Image.new("RGBA", (32, 24), (20, 40, 60))
+    image.putalpha(Image.fromarray(alpha.astype(np.uint8)))
+    return image
+
+
+def alpha_files() -> dict[str, bytes]:
+    """A shape of alpha alone in every format that has some."""
+    soft = shape(levels=5)
+    palette = [r.tobytes() for r in np.asarray(shape(levels=1))[..., 3] // 255]
+    transparency = chunk(b"PLTE", bytes([20, 40, 60] * 2)) + chunk(b"tRNS", bytes([10, 200]))
+    bmp = np.asarray(soft)[::-1, :, [2, 1, 0, 3]].tobytes()
+    masks = struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+    header = struct.pack("<IiiHHIIiiII", 56, 32, 24, 1, 32, 3, len(bmp), 0, 0, 0, 0) + masks
+    return {
+        "shape.png": encode(soft, "PNG"),
+        "shape_grey.png": encode(soft.convert("LA"), "PNG"),
+        "shape_palette.png": raw_png((32, 24), 8, 3, palette, transparency),
+        "shape.webp": encode(soft, "WEBP", lossless=True, exact=True),
+        "shape.tga": encode(soft, "TGA"),
+        "shape.bmp": b"BM" + struct.pack("<III", 70 + len(bmp), 0, 70) + header + bmp,
+    }
+
+
 def reference_pixels(data: bytes) -> np.ndarray:
     """What transformers makes of a file: its load_image, then the RGB of its image processors."""
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
@@ -536,6 +563,7 @@ def decode_cases(folder: Path) -> list[str]:
     """Writes the pictures and returns their lines of goldens.txt."""
     lines = []
     groups = (png_files, jpeg_files, bmp_files, webp_files, gif_files, pnm_files, tga_files)
+    groups += (alpha_files,)
     for name, data in (item for group in groups for item in group().items()):
         (folder / name).write_bytes(data)
         pixels = reference_pixels(data)

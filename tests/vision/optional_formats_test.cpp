@@ -43,7 +43,7 @@ TEST(OptionalFormats, EveryFixtureEqualsPillow) {
     const ImageInfo info = probe_image(data_folder() / name);
     EXPECT_EQ(info.width, width) << name;
     EXPECT_EQ(info.height, height) << name;
-    EXPECT_EQ(image.warnings.empty(), name != "grey16.tif") << name;
+    EXPECT_EQ(image.warnings.empty(), name != "grey16.tif" && name != "shape.tif") << name;
   }
 }
 

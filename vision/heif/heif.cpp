@@ -82,9 +82,12 @@ DecodedImage decode_heif(std::span<const std::byte> bytes, const std::string& na
   const DecodingOptions options(heif_decoding_options_alloc());
   if (options == nullptr) throw std::bad_alloc();
   options->convert_hdr_to_8bit = 1;
+  const bool alpha = heif_image_handle_has_alpha_channel(heif.image.get()) != 0;
+  const int64_t channels = alpha ? 4 : 3;
   heif_image* decoded = nullptr;
   require_ok(heif_decode_image(heif.image.get(), &decoded, heif_colorspace_RGB,
-                               heif_chroma_interleaved_RGB, options.get()),
+                               alpha ? heif_chroma_interleaved_RGBA : heif_chroma_interleaved_RGB,
+                               options.get()),
              name);
   const Pixels pixels(decoded);
   int stride = 0;
@@ -94,9 +97,10 @@ DecodedImage decode_heif(std::span<const std::byte> bytes, const std::string& na
     throw_damaged(kFormat, name, "its sizes differ");
   }
   DecodedImage result;  // the rotation that the file states is applied already
-  result.image = allocate_image(height, width, name);
+  result.image = allocate_image(height, width, name, static_cast<int>(channels));
   for (int64_t y = 0; y < height; ++y) {
-    std::copy_n(rows + y * stride, width * 3, result.image.rgb.begin() + y * width * 3);
+    std::copy_n(rows + y * stride, width * channels,
+                result.image.rgb.begin() + y * width * channels);
   }
   return result;
 }

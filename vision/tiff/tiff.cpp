@@ -118,8 +118,10 @@ struct Layout {
   size_t samples = 0;    // of a pixel
   uint16_t meaning = 0;  // PHOTOMETRIC_...
   bool planar = false;   // each sample by itself
+  size_t alpha = 0;      // its sample; 0: none
   std::array<const uint16_t*, 3> palette{};
 
+  size_t channels() const noexcept { return alpha > 0 ? 4 : 3; }
   /// Samples of a pixel in one row of a strip or tile.
   size_t together() const noexcept { return planar ? 1 : samples; }
 };
@@ -153,6 +155,12 @@ Layout layout_of(TIFF* tiff, const std::string& name) {
     // Grey of 16 bits with alpha is none of Pillow's modes.
     known = known && grey && layout.samples <= (layout.bits == 8 ? 2u : 1u);
   }
+  uint16_t extra = 0;
+  const uint16_t* kinds = nullptr;
+  if (layout.samples > 1 && TIFFGetField(tiff, TIFFTAG_EXTRASAMPLES, &extra, &kinds) != 0 &&
+      extra == 1 && kinds[0] != EXTRASAMPLE_UNSPECIFIED) {
+    layout.alpha = layout.samples - 1u;
+  }
   if (!known) {
     throw_unsupported(fmt::format("a TIFF of a kind that is not read ({} samples of {} bits, "
                                   "photometric {}, sample format {})",
@@ -179,7 +187,10 @@ uint8_t sample_at(const Layout& layout, const std::byte* row, size_t index) noex
 void put_row(const Layout& layout, const std::byte* row, size_t width, size_t sample,
              uint8_t* out) noexcept {
   const size_t together = layout.together();
-  for (size_t x = 0; x < width; ++x, out += 3) {
+  for (size_t x = 0; x < width; ++x, out += layout.channels()) {
+    if (layout.alpha > 0 && (!layout.planar || sample == layout.alpha)) {
+      out[3] = sample_at(layout, row, layout.planar ? x : x * together + layout.alpha);
+    }
     if (layout.meaning == PHOTOMETRIC_RGB) {
       if (layout.planar && sample < 3) out[sample] = sample_at(layout, row, x);
       for (size_t c = 0; !layout.planar && c < 3; ++c) {
@@ -284,7 +295,8 @@ DecodedImage decode_tiff(std::span<const std::byte> bytes, const std::string& na
 
   DecodedImage result;
   result.orientation = header.orientation;
-  result.image = allocate_image(header.height, header.width, name);
+  result.image =
+      allocate_image(header.height, header.width, name, static_cast<int>(layout.channels()));
   size_t missing = 0;  // pixels
   size_t clipped = 0;
   bool wrong_sum = false;
@@ -312,7 +324,7 @@ DecodedImage decode_tiff(std::span<const std::byte> bytes, const std::string& na
         for (size_t y = 0; y < rows; ++y) {
           const std::byte* row = tile.data() + y * row_bytes;
           put_row(layout, row, columns, sample,
-                  result.image.rgb.data() + ((top + y) * width + left) * 3);
+                  result.image.rgb.data() + ((top + y) * width + left) * layout.channels());
           if (layout.bits == 16 && layout.samples == 1) clipped += count_clipped(row, columns);
         }
       }
