@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "kernels/base/error.h"
 #include "llm/unicode.h"
@@ -16,8 +18,12 @@ constexpr std::string_view kMarkLittle("\xff\xfe", 2);
 constexpr std::string_view kMarkBig("\xfe\xff", 2);
 constexpr std::string_view kMark32Little("\xff\xfe\0\0", 4);
 constexpr std::string_view kMark32Big("\0\0\xfe\xff", 4);
+/// In UTF-7: a mark, {" and [{.
+constexpr std::string_view kUtf7[] = {"+/v8", "+AHs", "+AFs"};
 /// Bytes that tell the encoding.
 constexpr size_t kFirstBytes = 4;
+/// A text without \n so far that is longer has \r as its line end.
+constexpr size_t kMostWaiting = size_t{1} << 26;
 
 bool is_high_surrogate(char32_t unit) { return unit >= 0xd800 && unit < 0xdc00; }
 bool is_surrogate(char32_t unit) { return unit >= 0xd800 && unit < 0xe000; }
@@ -31,6 +37,13 @@ bool has_zeros_at(std::string_view bytes, size_t zero) {
   return true;
 }
 
+/// Whether the first four bytes have two zero bytes at `zeros` (0 or 2) and not at the others.
+bool has_two_zeros_at(std::string_view bytes, size_t zeros) {
+  constexpr std::string_view kZeros("\0\0", 2);
+  return bytes.size() >= 4 && bytes.substr(zeros, 2) == kZeros &&
+         bytes.substr(2 - zeros, 2) != kZeros;
+}
+
 }  // namespace
 
 void TextDecoder::fail(const std::string& defect) const {
@@ -39,9 +52,14 @@ void TextDecoder::fail(const std::string& defect) const {
 
 void TextDecoder::recognise() {
   const std::string_view start = held_;
-  if (start.starts_with(kMark32Little) || start.starts_with(kMark32Big)) {
-    fail("is UTF-32 text; save it as UTF-8, for example with iconv -f UTF-32 -t UTF-8");
-  }
+  const auto refuse = [&](const char* encoding) {
+    fail(fmt::format("is {0} text; save it as UTF-8, for example with iconv -f {0} -t UTF-8",
+                     encoding));
+  };
+  if (start.starts_with(kMark32Little) || start.starts_with(kMark32Big)) refuse("UTF-32");
+  if (has_two_zeros_at(start, 2)) refuse("UTF-32LE");
+  if (has_two_zeros_at(start, 0)) refuse("UTF-32BE");
+  if (std::ranges::find(kUtf7, start.substr(0, kFirstBytes)) != std::end(kUtf7)) refuse("UTF-7");
   size_t mark = 0;
   if (start.starts_with(kMark)) {
     encoding_ = Encoding::kUtf8;
@@ -93,15 +111,30 @@ std::string TextDecoder::decode(std::string_view bytes, bool last) {
     if (held_.size() < kFirstBytes && !last) return {};
     recognise();
   }
-  std::string text(return_ ? "\r" : "");
+  std::string text = std::exchange(waiting_, {});
   if (encoding_ == Encoding::kUtf8) {
     text += held_;
     held_.clear();
   } else {
     append_utf16(text, last);
   }
-  return_ = text.ends_with('\r');
-  if (return_) text.pop_back();
+  for (const char end : {'\x1a', '\r'}) {
+    if (last && text.ends_with(end)) text.pop_back();
+  }
+  if (line_end_ == 0 && text.find('\n') != std::string::npos) line_end_ = '\n';
+  if (line_end_ == 0) {
+    const size_t waiting = text.size() - std::min(text.find('\r'), text.size());
+    if (last || waiting > kMostWaiting) line_end_ = '\r';
+  }
+  if (!last) {
+    size_t whole = line_end_ == 0 ? std::min(text.find('\r'), text.size()) : text.size();
+    for (int i = 0; i < 2 && whole > 0; ++i) {
+      if (text[whole - 1] == '\r' || text[whole - 1] == '\x1a') --whole;
+    }
+    waiting_ = text.substr(whole);
+    text.resize(whole);
+  }
+  if (line_end_ == '\r') std::ranges::replace(text, '\r', '\n');
   size_t to = 0;
   for (size_t from = 0; from < text.size(); ++from) {
     if (text[from] == '\r' && from + 1 < text.size() && text[from + 1] == '\n') continue;
@@ -115,6 +148,13 @@ void require_utf8(std::string_view text, const std::string& name, size_t line) {
   for (size_t at = 0; at < text.size();) {
     const Utf8Step step = utf8_step(text, at);
     if (step.valid) {
+      if (text[at] == '\0') {
+        throw Error(
+            ErrorCode::kCorruptFile,
+            fmt::format("{} has a NUL byte in line {}; remove it with tr -d '\\0', or where "
+                        "it separates names write a line for each with tr '\\0' '\\n'",
+                        name, line));
+      }
       if (text[at] == '\n') ++line;
       at += step.bytes;
       continue;
