@@ -171,7 +171,7 @@ std::string nearest_value(const OptionInfo& option, std::string_view value) {
       // A share that was meant as percent.
       const bool percent = value.ends_with('%');
       const std::optional<double> number = real_number(value.substr(0, value.size() - percent));
-      if (number && option.high == 1 && (percent || *number >= 2) && *number <= 100 &&
+      if (number && option.high == 1 && (percent || *number >= 5) && *number <= 100 &&
           *number / 100 >= option.low && !(option.open_high && *number == 100)) {
         return shortest(*number / 100);
       }

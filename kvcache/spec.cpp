@@ -120,8 +120,9 @@ constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
     {"fp32", "f32"},
     {"float32", "f32"},
     {"float", "f32"},
-    {"int2", "kivi"},
-    {"2bit", "kivi"},
+    {"int2", "kivi,bits=2"},
+    {"2bit", "kivi,bits=2"},
+    {"int3", "kivi,bits=3"},
     {"quarot", "int4,rotate=hadamard"},
     {"spinquant", "int4,rotate=hadamard"},
 };

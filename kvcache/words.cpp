@@ -36,11 +36,13 @@ size_t edit_distance(std::string_view a, std::string_view b) noexcept {
 }
 
 /// Whether a word may be a misspelling: at most a third of the letters differ, or one word begins
-/// with the other.
+/// with the other and the candidate is half of the word or more.
 bool is_near(std::string_view word, std::string_view candidate, size_t distance) noexcept {
   constexpr size_t kLeast = 3;
   if (word.size() >= kLeast && candidate.starts_with(word)) return true;
-  if (candidate.size() >= kLeast && word.starts_with(candidate)) return true;
+  if (candidate.size() >= kLeast && word.starts_with(candidate)) {
+    return 2 * candidate.size() >= word.size();
+  }
   return 3 * distance <= std::max(word.size(), candidate.size());
 }
 

@@ -159,7 +159,7 @@ TEST(RegisteredRetention, IsParsedWithItsOptions) {
   EXPECT_EQ(canonical(parse_spec("int4 + registered_norm, keep=1/2")),
             "registered_norm,keep=0.5 + int4");
   EXPECT_THAT(refused([] { parse_spec("registered_norm,keep=2"); }),
-              HasSubstr("did you mean keep=0.02?"));
+              HasSubstr("did you mean keep=1?"));
   EXPECT_THAT(refused([] { parse_spec("registered_nrm"); }),
               HasSubstr("did you mean registered_norm?"));
 }

@@ -123,7 +123,8 @@ TEST(RefusedSpec, NamesOfOtherPrograms) {
         std::pair("q8_0", "int8"), std::pair("Q4_0", "int4"), std::pair("fp8", "int8"),
         std::pair("fp8_e4m3", "int8"), std::pair("nf4", "int4"), std::pair("fp16", "f16"),
         std::pair("bfloat16", "bf16"), std::pair("float32", "f32"),
-        std::pair("QuaRot", "int4,rotate=hadamard")}) {
+        std::pair("QuaRot", "int4,rotate=hadamard"), std::pair("int2", "kivi,bits=2"),
+        std::pair("INT3", "kivi,bits=3")}) {
     EXPECT_THAT(refusal(name), HasSubstr(fmt::format("did you mean {}? ", meant))) << name;
   }
   for (const char* name : {"FastV", "kvquant", "sparsevlm", "gear", "quest"}) {
@@ -144,6 +145,8 @@ TEST(RefusedSpec, ChoicesThatAreFarGetNoHint) {
 
 TEST(RefusedSpec, SharesThatWereMeantAsPercent) {
   EXPECT_THAT(refusal("prefixkv,keep=50"), HasSubstr("did you mean keep=0.5?"));
+  EXPECT_THAT(refusal("prefixkv,keep=5"), HasSubstr("did you mean keep=0.05?"));
+  EXPECT_THAT(refusal("prefixkv,keep=3"), HasSubstr("did you mean keep=1?"));
   EXPECT_THAT(refusal("prefixkv,keep=20%"), HasSubstr("did you mean keep=0.2?"));
   EXPECT_THAT(refusal("prefixkv,keep=0.01%"), HasSubstr("did you mean keep=0.5?"));
   EXPECT_THAT(refusal("prefixkv,keep=1000"), HasSubstr("did you mean keep=1?"));
