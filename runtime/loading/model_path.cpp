@@ -13,6 +13,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
+#include "kvcache/words.h"
 #include "runtime/family.h"
 
 // Finds the folder of a model by its name: a path, a name built in, or org/name[@revision] in the
@@ -134,7 +135,7 @@ std::optional<HubName> parse_repository(std::string_view folder) {
 
 /// What people paste: a page of the hub, a name with a slash at its end, a folder of its cache.
 std::optional<HubName> parse_pasted_name(std::string_view name) {
-  for (const std::string_view page : {"https://", "huggingface.co/", "hf.co/"}) {
+  for (const std::string_view page : {"https://", "hf://", "huggingface.co/", "hf.co/"}) {
     if (name.starts_with(page)) name.remove_prefix(page.size());
   }
   while (name.ends_with('/')) name.remove_suffix(1);
@@ -142,13 +143,28 @@ std::optional<HubName> parse_pasted_name(std::string_view name) {
   return repository ? repository : parse_hub_name(name);
 }
 
+constexpr const char* kNoGguf =
+    "GGUF is not read; give the folder of the safetensors checkpoint that it was made from";
+
+/// What to give for a name that is neither of a model nor of a folder.
+std::string advice_on_name(const std::string& name) {
+  if (name.ends_with(".gguf")) return kNoGguf;
+  std::string lower = name;
+  std::ranges::transform(lower, lower.begin(), [](char c) {
+    return c == '_' ? '-' : c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  });
+  std::vector<std::string_view> bundled(kBundled.begin(), kBundled.end());
+  bundled.emplace_back("pocket");
+  const std::string_view near = nearest_spelling(lower, bundled);
+  if (!near.empty()) return fmt::format("did you mean {}?", near);
+  return "give the folder of a checkpoint, or download one, for example with `hf download "
+         "llava-hf/llava-1.5-7b-hf`, and give its org/name";
+}
+
 [[noreturn]] void refuse_file(const fs::path& path) {
   const std::string extension = path.extension().string();
   if (extension == ".gguf") {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("{}: GGUF is not read; give the folder of the safetensors checkpoint "
-                            "that it was made from",
-                            shown(path)));
+    throw Error(ErrorCode::kUnsupported, fmt::format("{}: {}", shown(path), kNoGguf));
   }
   const fs::path parent = path.parent_path();
   if (extension == ".safetensors" || extension == ".json") {
@@ -325,8 +341,8 @@ std::filesystem::path find_model(const std::string& name, const std::filesystem:
   if (!hub) {
     throw Error(ErrorCode::kCorruptFile,
                 fmt::format("there is no model {}: no folder has that name, and it is neither "
-                            "org/name[@revision] nor one of pocket, {}",
-                            printable(name), fmt::join(kBundled, ", ")));
+                            "org/name[@revision] nor one of pocket, {}; {}",
+                            printable(name), fmt::join(kBundled, ", "), advice_on_name(name)));
   }
   std::vector<std::string> looked_at = {printable(name)};
   for (const fs::path& cache : hub_caches(environment)) {

@@ -1,5 +1,6 @@
 #include "runtime/loading/model_path.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -46,6 +47,22 @@ TEST_F(FindModel, AFolderIsItself) {
   EXPECT_EQ(find(folder_.path().string()), folder_.path());
   write_file(folder_ / "weights.txt", "x");
   EXPECT_THAT(failure((folder_ / "weights.txt").string()), HasSubstr("a file; give the folder"));
+}
+
+TEST_F(FindModel, OfAnUnknownNameSaysWhatToGive) {
+  for (const auto& [name, near] :
+       {std::pair("poket", "pocket"), std::pair("POCKET-QWEN", "pocket-qwen"),
+        std::pair("pocket_internvl", "pocket-internvl"),
+        std::pair("pocket-lava", "pocket-llava")}) {
+    EXPECT_THAT(failure(name), HasSubstr(fmt::format("; did you mean {}?", near)));
+  }
+  for (const char* name : {"qwen:3b", "../gone", "a/b/c", "InternVL3"}) {
+    EXPECT_THAT(failure(name), HasSubstr("give the folder of a checkpoint, or download one"))
+        << name;
+  }
+  EXPECT_THAT(failure("gone/q8.gguf:x"), HasSubstr("hf download"));
+  EXPECT_THAT(failure("q8.gguf"), HasSubstr("GGUF is not read"));
+  EXPECT_THAT(failure("hf://org/gone"), HasSubstr("`hf download org/gone`"));
 }
 
 TEST_F(FindModel, OfAFileNamesWhatToGiveInstead) {
