@@ -17,7 +17,8 @@ namespace kvlm {
 /// Throws Error{kCorruptFile} that starts with `name`.
 CacheSpec spec_of_json(std::string_view text, const std::string& name);
 
-/// What --kv takes: a spec, or @FILE for a spec file. Throws as parse_spec() and spec_of_json().
+/// What --kv takes: a spec, or @FILE for a file with a spec or a spec file. Throws as parse_spec()
+/// and spec_of_json().
 CacheSpec read_spec(const std::string& text);
 
 }  // namespace kvlm

@@ -13,6 +13,7 @@
 namespace kvlm {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
@@ -68,6 +69,31 @@ TEST(SpecFile, RefusesWhatItCannotMean) {
             "layer 1, int8,layers=0-1 and int4,layers=1-2; keep one");
   EXPECT_THAT(refusal(std::string((1 << 20) + 1, ' ')),
               StartsWith("kv.json: a file of 1048577 bytes; a spec file has at most"));
+}
+
+TEST(ReadSpec, TakesAFileWithASentence) {
+  const std::filesystem::path path =
+      std::filesystem::temp_directory_path() / "kvlm_spec_sentence_test.txt";
+  const auto read = [&](const char* text) {
+    std::ofstream(path) << text;
+    return read_spec(fmt::format("@{}", path.string()));
+  };
+  const auto refused = [&](const char* text) -> std::string {
+    try {
+      read(text);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kCorruptFile);
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_EQ(read("\n h2o,keep=0.5 + int8\n"), parse_spec("h2o,keep=0.5 + int8"));
+  EXPECT_THAT(refused("kiwi"), AllOf(StartsWith("--kv @"), HasSubstr("did you mean kivi?")));
+  for (const char* text : {R"({"spec": "int8"})", R"("int8")", "[]", "{", ""}) {
+    EXPECT_THAT(refused(text), AllOf(StartsWith("--kv @"), HasSubstr("write {\"default\": SPEC")))
+        << text;
+  }
+  std::filesystem::remove(path);
 }
 
 TEST(ReadSpec, TakesASentenceOrAFile) {
