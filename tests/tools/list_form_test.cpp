@@ -11,12 +11,14 @@ namespace {
 using namespace std::string_literals;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 
-std::string refusal(std::string_view text, const std::string& name = "in.x") {
+std::string refusal(std::string_view text, const std::string& name = "in.x",
+                    const std::string& option = "--batch ") {
   try {
-    require_text(text, "--batch " + name, name);
-    return fmt::format("form {}", static_cast<int>(form_of_list(text, "--batch " + name, name)));
+    require_text(text, option + name, name);
+    return fmt::format("form {}", static_cast<int>(form_of_list(text, option + name, name)));
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kCorruptFile);
     return error.what();
@@ -59,6 +61,48 @@ TEST(ListForm, WhatIsNoListIsRefusedOnce) {
   for (const char* prose :
        {"Dear reader,\nthese are words.\n", "<html>\n</html>", "- id: 1\n", "7\n8"}) {
     EXPECT_THAT(refusal(prose), HasSubstr("is no list of records: its first line is ")) << prose;
+  }
+}
+
+TEST(ListForm, RecordsOfOtherProgramsAreRefusedOnce) {
+  for (const auto& [text, words] :
+       {std::pair("{\"id\": 1},\n{\"id\": 2},\n{\"id\": 3}", "has a comma at the end"),
+        {"{\"id\": 1},", "sed 's/,$//'"},
+        {"{'id': 7, 'image': 'x.jpg'}", "has keys in single quotes"},
+        {"{ 'id': 7}\n\n{'id': 8}\n{\"id\": 9}", "json.dumps()"},
+        {"{image: 'x.jpg'}\n{image: 'y.jpg'}", "has keys without quotes"},
+        {"{\"5\": \"x.jpg\", \"6\": \"y.jpg\"}", "is one JSON object with the keys 5, 6"},
+        {"{\"x.jpg\": \"What?\"}", "is one JSON object"},
+        {"{\"first\": \"x.jpg\", \"second\": \"y.mp4\"}", "is one JSON object"}}) {
+    EXPECT_THAT(refusal(text), HasSubstr(words)) << text;
+  }
+  EXPECT_EQ(refusal("{\"id\": 1},\n{\"id\": 2}\n{\"id\": 3}"), "form 0") << "one line is damaged";
+  EXPECT_EQ(refusal("{\"image\": \"x.jpg\", \"video\": \"y.mp4\"}"), "form 0");
+  EXPECT_EQ(refusal("{\"images\": [\n\"x.jpg\",\n\"y.jpg\",\n\"z.jpg\"\n]}"), "form 2");
+  EXPECT_THAT(refusal("{\"data\": [\n{\"id\": 1},\n{\"id\": 2},\n{\"id\": 3}\n]}"),
+              HasSubstr("one JSON object with the keys data"));
+  EXPECT_EQ(refusal("{\"img\": \"x.jpg\"}"), "form 0") << "its key is named";
+}
+
+TEST(ListForm, NamesAreAloneOnTheirLines) {
+  for (const char* text :
+       {"- image: x.jpg\n- image: y.jpg\n", "* x.jpg\n* y.jpg", "1. x.jpg\n2. y.jpg\n",
+        "-rw-r--r-- 1 me me 512 Nov  1 10:00 x.jpg\n-rw-r--r-- 1 me me 99 Nov  1 10:00 y.jpg\n",
+        "d41d8cd98f00b204e9800998ecf8427e  x.jpg\n", "4.0K x.jpg\n8.0K y.jpg\n"}) {
+    EXPECT_THAT(refusal(text), HasSubstr("is no list of records: its first line is ")) << text;
+  }
+  EXPECT_THAT(refusal("x.jpg\0y.jpg\0"s), HasSubstr("NUL bytes between names, as find -print0"));
+}
+
+TEST(ListForm, CuresFitTheOption) {
+  const auto data = [](const std::string& text) { return refusal(text, "in.x", "--data "); };
+  EXPECT_THAT(data("\x1f\x8b\x08"s), HasSubstr("give --data - what gunzip -c prints"));
+  for (const std::string& text : {"\xff\xd8\xff\xe0"s,
+                                  "\0\0\0\x18"
+                                  "ftypisom"s,
+                                  "PK\x03\x04"s}) {
+    EXPECT_THAT(data(text), AllOf(HasSubstr("write a JSON line a record"), Not(HasSubstr("folder")),
+                                  Not(HasSubstr("--image"))));
   }
 }
 

@@ -111,7 +111,22 @@ TEST(Records, AnArrayIsAList) {
   EXPECT_EQ(records[3].error,
             "record 4: id 1 is also the id of record 1; give each record its own");
   EXPECT_EQ(records[4].id, "b.png#2") << "asked again, answered again";
-  EXPECT_THAT(records[5].error, HasSubstr("record 6 is 5; expected an object"));
+  EXPECT_THAT(records[5].error, HasSubstr("element 6: is 5; write it like {"));
+  for (const auto& [element, found] :
+       {std::pair("null", "is null;"), {"[\"a.png\"]", "is a list;"}, {"true", "is true;"}}) {
+    EXPECT_THAT(parse_list(fmt::format("[{}]", element), "in.json", "in")[0].error,
+                StartsWith(fmt::format("element 1: {}", found)));
+  }
+}
+
+TEST(Records, MayHaveMarksBeforeThem) {
+  const std::string record = R"({"id": 1, "prompt": "x"})";
+  for (const std::string& text : {"\xef\xbb\xbf\xef\xbb\xbf" + record, "\x1e" + record + "\n",
+                                  "\x1e[" + record + "]", "\n\xef\xbb\xbf \x1e" + record}) {
+    const std::vector<Record> records = parse_list(text, "in", "");
+    ASSERT_EQ(records.size(), 1u) << text;
+    EXPECT_EQ(records[0].error, "") << text;
+  }
 }
 
 TEST(Records, NamesAreAList) {

@@ -10,6 +10,7 @@
 
 #include "kernels/base/error.h"
 #include "tools/common/input_text.h"
+#include "tools/run/list_form.h"
 
 namespace kvlm {
 
@@ -64,10 +65,12 @@ void StreamedRecords::parse_lines() {
     if (!skip_(record)) lines_.push_back(std::make_shared<const Record>(std::move(record)));
   };
   if (!begun_) {
-    const size_t start = text_.find_first_not_of(" \t\n");
-    if (start == std::string::npos && !ended_) return;
+    const std::string_view start = record_text(text_);
+    const size_t lines = ended_ ? start.size() : start.rfind('\n');
+    if (lines == std::string_view::npos && text_.size() <= kMaxLine) return;
     begun_ = true;
-    whole_ = start == std::string::npos || text_[start] != '{';
+    whole_ = !start.starts_with('{');
+    if (!whole_) require_json_lines(start.substr(0, lines), "--batch -");
   }
   const size_t most = whole_ ? kMaxWhole : kMaxLine;
   if (text_.size() > most) {

@@ -275,10 +275,9 @@ void RecordLines::require_new_id(Record& record, const char* noun) {
 }
 
 std::optional<Record> RecordLines::parse(std::string_view line) {
-  constexpr std::string_view kMark = "\xef\xbb\xbf";  // where files were joined
   ++number_;
-  if (line.starts_with(kMark)) line.remove_prefix(kMark.size());
-  if (line.find_first_not_of(" \t\r") == std::string_view::npos) return std::nullopt;
+  line = record_text(line);
+  if (line.empty()) return std::nullopt;
   Record record;
   record.line = number_;
   const std::string where = fmt::format("line {}", number_);
@@ -302,6 +301,11 @@ Record RecordLines::read(const nlohmann::json& element) {
   Record record;
   record.line = ++number_;
   try {
+    if (!element.is_object()) {
+      fail(fmt::format("element {}", number_),
+           element.is_array() ? "is a list" : "is " + printable(element.dump()),
+           fmt::format("write it like {}, or as a file name in quotes", kRecordExample));
+    }
     read_object(record, element, use_, folder_, fmt::format("record {}", number_));
   } catch (const Error& error) {
     record.error = error.what();
@@ -355,11 +359,11 @@ std::vector<Record> parse_list(std::string_view bytes, const std::string& name,
     case ListForm::kLines:
       return parse_records(text, folder, use);
     case ListForm::kObject:
-      records.push_back(lines.read(parse_own(text, flag)));
+      records.push_back(lines.read(parse_own(record_text(text), flag)));
       break;
     case ListForm::kArray: {
       require_utf8(text, flag);
-      const nlohmann::json array = parse_own(text, flag);
+      const nlohmann::json array = parse_own(record_text(text), flag);
       for (const nlohmann::json& element : array) records.push_back(lines.read(element));
       break;
     }
