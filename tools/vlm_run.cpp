@@ -112,6 +112,7 @@ int run(int argc, char** argv) {
   catch_interrupts();
   const bool asked = !options.prompt.empty();
   options.prompt = read_prompt(options.prompt);
+  options.system = read_prompt(options.system, "--system");
   // A wrong picture is the cheapest mistake to report, so it comes first. Of many only the headers
   // are read, until it is known that the context holds them.
   for (const std::string& path : options.images) require_picture(path);

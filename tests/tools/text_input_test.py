@@ -7,7 +7,9 @@ import subprocess
 import sys
 import unittest
 
-from vlm_run_case import MODEL, PICTURE, PROGRAM, TIMEOUT_S, VlmRun, run
+from vlm_run_case import MODEL, PICTURE, PROGRAM, ROOT, TIMEOUT_S, VlmRun, run
+
+CHATTY = ROOT / "tools/pocket/pocket-qwen"  # has system messages
 
 # How a text is saved: each must read as the first does.
 SAVED = {
@@ -19,6 +21,8 @@ SAVED = {
     "UTF-16, big end first, with a mark": lambda text: codecs.BOM_UTF16_BE + text.encode("utf-16-be"),
     "UTF-16 without a mark": lambda text: text.encode("utf-16-le"),
     "UTF-16, big end first": lambda text: text.encode("utf-16-be"),
+    "returns alone": lambda text: text.replace("\n", "\r").encode(),
+    "the end mark of DOS": lambda text: text.replace("\n", "\r\n").encode() + b"\x1a",
 }
 
 
@@ -35,8 +39,8 @@ class SavedText(VlmRun):
                 self.assertEqual(result, results["plain"])
         return results["plain"]
 
-    def tokens(self, *arguments, **options):
-        result = run("-m", MODEL, "--image", PICTURE, "-n", 3, "--json", *arguments, **options)
+    def tokens(self, *arguments, model=MODEL, **options):
+        result = run("-m", model, "--image", PICTURE, "-n", 3, "--json", *arguments, **options)
         self.assert_sound(result)
         answer = json.loads(result.stdout)
         return answer["prompt_tokens"], answer["tokens"]
@@ -98,6 +102,49 @@ class SavedText(VlmRun):
             return result.stdout
 
         self.same('{"xquant":\n {"eta": {"2": 0.25}}}\n', answer)
+
+    def test_a_system_message(self):
+        text = "Answer in one word.\n"
+        self.same(text, lambda file: self.tokens("--system", f"@{file}", "-p", "What?", model=CHATTY))
+        self.assertEqual(self.same(text, lambda file: self.tokens(
+            "--system", "-", "-p", "What?", model=CHATTY, input=file.read_bytes())),
+            self.tokens("--system", text.strip(), "-p", "What?", model=CHATTY))
+        self.assertEqual(self.tokens("--system", "@@a", "-p", "What?", model=CHATTY),
+                         self.tokens("--system", "\ufeff@a", "-p", "\ufeffWhat?", model=CHATTY))
+
+    def test_what_is_no_text_is_refused_with_the_way_out(self):
+        file = self.folder / "question"
+        for content, words in (("Was?".encode("utf-32-le"), ["UTF-32LE text", "iconv -f UTF-32LE"]),
+                               ("Was?".encode("utf-32-be"), ["UTF-32BE text", "iconv -f UTF-32BE"]),
+                               (b"Was\nist\0das?", ["NUL byte in line 2", "tr -d"]),
+                               (PICTURE.read_bytes(), ["is an image, not a text", "--image"]),
+                               (b"\x1f\x8b\x08\0\xff", ["compressed by gzip", "gunzip -c"])):
+            file.write_bytes(content)
+            for flag in ("-p", "--system"):
+                with self.subTest(words, flag=flag):
+                    self.assert_refused(run("-m", MODEL, "--image", PICTURE, flag, f"@{file}"), 1,
+                                        [f"{flag} @{file}", *words])
+        for flag in ("-p", "--system", "--stop"):
+            with self.subTest(flag):
+                self.assert_refused(run("-m", MODEL, "--image", PICTURE, flag, b"Gr\xfc\xdfe"), 2,
+                                    [flag, "is not UTF-8", "0xfc"])
+
+    def test_lists_in_other_forms_are_refused_once(self):
+        output = self.folder / "out"
+        record = json.dumps({"id": 1, "image": str(PICTURE)})
+        for text, words in ((f"{record},\n{record},\n".encode(), ["a comma at the end", "sed"]),
+                            (b"{'id': 3, 'image': 'x.png'}\n" * 2, ["single quotes", "json.dumps"]),
+                            (f"{record}\n".encode("utf-32-le"), ["UTF-32LE text"]),
+                            (f"{record}\n".encode("utf-7").replace(b"{", b"+AHs-"), ["UTF-7 text"]),
+                            (f"{PICTURE}\0{PICTURE}\0".encode(), ["find -print0", "tr "])):
+            file = self.folder / "list"
+            file.write_bytes(text)
+            for name, options in ((file, {}), ("-", {"input": text})):
+                with self.subTest(words, name=name):
+                    self.assert_refused(run("-m", MODEL, "--batch", name, "--out", output, "-n", 1, "-q", **options), 1,
+                                        [f"--batch {name}", *words])
+        lines = f"\x1e{record}\n\ufeff\ufeff{record.replace('1', '2', 1)}\n".encode()
+        self.assert_sound(run("-m", MODEL, "--batch", "-", "--out", output, "-n", 1, input=lines))
 
     def test_other_encodings_are_refused_with_the_way_out(self):
         file = self.folder / "text"

@@ -41,6 +41,11 @@ WRONG = [
     ([], 2, ["no subcommand was given", "list, explain, fidelity, profile or values", "vlm-kv --help"]),
     (["--lst"], 2, ["vlm-kv --help"]),
     (["explain", "kivi"], 2, ["--tokens", "vlm-kv explain --help"]),
+    (["fidelty"], 2, ["did you mean fidelity?"]),
+    (["metrics"], 2, ["\"metrics\" is not a subcommand of vlm-kv; give list"]),
+    (["explain", "kivi", "-tokens", "5"], 2, ["-tokens is not an option", "did you mean --tokens?"]),
+    (["explain", "kivi", "--tokens", "5", "--json=2"], 2, ["--json takes no value"]),
+    (["explain", "kivi", "--tokens", "many"], 2, ['--tokens is "many"; expected an integer from 1 to ']),
     (["lst"], 2, ["\"lst\"", "list, explain, fidelity, profile or values"]),
     (["list", "--markdown", "--json"], 2, ["--markdown", "--json"]),
     (["list", "--markdown", "tables"], 2, ["--markdown", "tables"]),
@@ -93,6 +98,12 @@ class VlmKv(unittest.TestCase):
         self.assertEqual(result.stderr, "")
         self.assertEqual(result.stdout.count("\n"), 1)
         return json.loads(result.stdout)
+
+    def test_help_is_a_subcommand_too(self):
+        for words, same in ((["help"], ["--help"]), (["help", "values"], ["values", "--help"])):
+            result = run(*words)
+            self.assertEqual((result.returncode, result.stderr), (0, ""))
+            self.assertEqual(result.stdout, run(*same).stdout)
 
     def test_what_is_wrong_is_one_sentence(self):
         with tempfile.TemporaryDirectory(prefix="kvlm-kv-") as folder:
@@ -413,6 +424,10 @@ class Fidelity(unittest.TestCase):
         self.assertIn("id 1 is also the id of line 1", self.refused())
         self.data.write_text("id,image\n1,a.png\n")
         self.assertIn("is a table", self.refused())
+        self.data.write_bytes(b"BZh91AY")
+        self.assertIn("give --data - what bunzip2 -c prints", self.refused())
+        self.data.write_bytes((MODEL / "image0.png").read_bytes())
+        self.assertIn("is an image, not a list of records; write a JSON line", self.refused())
         record = {"id": 1, "image": picture, "text": "A dog", "meta": {"a": 1}}
         self.data.write_text(json.dumps([record], indent=1))
         self.assertEqual(self.measure("--kv", "f16", "-n", 2)[0]["records"], 1)

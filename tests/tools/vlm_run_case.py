@@ -18,7 +18,7 @@ def run(*arguments, **options):
     options = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": TIMEOUT_S} | options
     if "input" in options:
         del options["stdin"]
-    return subprocess.run([PROGRAM, *map(str, arguments)], **options)
+    return subprocess.run([PROGRAM, *(a if isinstance(a, bytes) else str(a) for a in arguments)], **options)
 
 
 class VlmRun(unittest.TestCase):

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -33,14 +34,20 @@ std::string names_of_subcommands(const CLI::App& app) {
   return names;
 }
 
-/// Every name of every option, as typed: "-p", "--prompt".
-std::vector<std::string> option_names(const CLI::App& app) {
+/// Every long name of every option, without its hyphens.
+std::vector<std::string> long_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    std::ranges::copy(option->get_lnames(), std::back_inserter(names));
   }
   return names;
+}
+
+/// CLI11's message as the beginning of a sentence: its first line without what ends it.
+std::string first_line(const std::string& message) {
+  std::string line = message.substr(0, message.find('\n'));
+  while (!line.empty() && (line.back() == '.' || line.back() == ' ')) line.pop_back();
+  return line;
 }
 
 bool is_flag(const std::string& word) { return word.size() > 1 && word[0] == '-'; }
@@ -122,10 +129,63 @@ std::string HelpFormatter::make_subcommand(const CLI::App* command) const {
   return entry(command->get_name(), text.substr(0, text.find('\n')));
 }
 
-std::string first_line(const std::string& message) {
-  std::string line = message.substr(0, message.find('\n'));
-  while (!line.empty() && (line.back() == '.' || line.back() == ' ')) line.pop_back();
-  return line;
+std::string parse_failure(const CLI::App& app, const CLI::ParseError& error) {
+  const std::string message = error.what();
+  const std::string see = fmt::format("; see {} --help", full_name(app));
+  const auto is_named = [&](const CLI::Option* option) {  // CLI11 leaves out a flag's hyphens
+    std::string name = option->get_name();
+    name.erase(0, name.find_first_not_of('-'));
+    const size_t at = message.find(name);
+    return at != std::string::npos && message.find_first_of(": ", at) == at + name.size();
+  };
+  const std::vector<const CLI::Option*> options = app.get_options();
+  const auto named = std::ranges::find_if(options, is_named);
+  const bool relation = dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr ||
+                        dynamic_cast<const CLI::RequiresError*>(&error) != nullptr ||
+                        dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
+  if (named == options.end() || relation) return first_line(message) + see;
+  const CLI::Option& option = **named;
+  const std::string name = option.get_name();
+  const std::vector<std::string>& values = option.results();
+  if (option.get_expected_max() == 0) return name + " takes no value; write it alone";
+  if (std::cmp_greater(values.size(), option.get_items_expected_max())) {
+    return fmt::format("{} is given {} times; give it once", name, values.size());
+  }
+  // "INT:INT in [1 - 8]", of an option with a range.
+  const std::string type = option.get_type_name();
+  const bool digits =
+      !values.empty() && values.back().find_first_not_of("0123456789") == std::string::npos;
+  std::string expected = type == "INT" && digits     ? "a smaller integer"
+                         : type.starts_with("INT")   ? "an integer"
+                         : type.starts_with("UINT")  ? "an integer from 0"
+                         : type.starts_with("FLOAT") ? "a number"
+                                                     : "a value";
+  if (const size_t range = type.find(" in ["); range != std::string::npos) {
+    expected += " from " + type.substr(range + 5, type.rfind(']') - range - 5);
+    if (const size_t dash = expected.find(" - "); dash != std::string::npos) {
+      expected.replace(dash, 3, " to ");
+    }
+  }
+  if (values.empty()) return fmt::format("{} has no value; expected {}{}", name, expected, see);
+  if (expected == "a value") return first_line(message) + see;
+  return fmt::format("{} is \"{}\"; expected {}{}", name, printable(values.back()), expected, see);
+}
+
+void refuse_single_hyphens(const CLI::App& app, std::span<char* const> arguments) {
+  for (const std::string_view word : arguments) {
+    if (word == "--") return;
+    const std::string name(word.substr(0, word.find('=')));
+    if (!is_flag(name) || name[1] == '-' || !app.get_option_no_throw("-" + name)) continue;
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{0} is not an option of {1}; did you mean -{0}?", name, full_name(app)));
+  }
+}
+
+void refuse_values_of_flags(CLI::App& app) {
+  for (CLI::Option* option : app.get_options([](CLI::Option*) { return true; })) {
+    if (option->get_expected_max() == 0) option->disable_flag_override();
+  }
 }
 
 std::string unexpected_arguments(const CLI::App& app, const std::vector<std::string>& arguments) {
@@ -137,13 +197,14 @@ std::string unexpected_arguments(const CLI::App& app, const std::vector<std::str
     return fmt::format("\"{}\" was not expected; see {} --help", printable(words), program);
   }
   const std::string name = flag->substr(0, flag->find('='));
-  const std::vector<std::string> names = option_names(app);
-  const std::string_view near = nearest_spelling(name, {names.begin(), names.end()});
-  return near.empty() || name.size() < 3
-             ? fmt::format("{} is not an option of {}; see {} --help", printable(name), program,
-                           program)
-             : fmt::format("{} is not an option of {}; did you mean {}?", printable(name), program,
-                           near);
+  const std::vector<std::string> names = long_names(app);
+  const std::string_view near = nearest_spelling(
+      std::string_view(name).substr(std::min(name.find_first_not_of('-'), name.size())),
+      {names.begin(), names.end()});
+  return near.empty() ? fmt::format("{} is not an option of {}; see {} --help", printable(name),
+                                    program, program)
+                      : fmt::format("{} is not an option of {}; did you mean --{}?",
+                                    printable(name), program, near);
 }
 
 void refuse_empty_values(const CLI::App& app) {
@@ -165,13 +226,30 @@ std::optional<int> parse_subcommand(CLI::App& app, int argc, char** argv) {
     refuse(fmt::format("no subcommand was given; give {}; see {} --help", names_of_subcommands(app),
                        name));
   }
+  app.require_subcommand(1);
   const auto commands = subcommands_of(app);
+  if (std::string_view(argv[1]) == "help") {
+    const auto asked = std::ranges::find_if(commands, [&](const CLI::App* command) {
+      return argc > 2 && command->check_name(argv[2]);
+    });
+    fmt::print("{}", asked == commands.end() ? app.help() : (*asked)->help());
+    return 0;
+  }
   const auto is_given = [&](const CLI::App* command) { return command->check_name(argv[1]); };
   if (argv[1][0] != '-' && std::none_of(commands.begin(), commands.end(), is_given)) {
-    refuse(fmt::format("\"{}\" is not a subcommand of {}; give {}", printable(argv[1]), name,
+    std::vector<std::string> names;
+    for (const CLI::App* command : commands) names.push_back(command->get_name());
+    const std::string_view near = nearest_spelling(argv[1], {names.begin(), names.end()});
+    refuse(fmt::format("\"{}\" is not a subcommand of {}{}; give {}", printable(argv[1]), name,
+                       near.empty() ? "" : fmt::format("; did you mean {}?", near),
                        names_of_subcommands(app)));
   }
-  app.require_subcommand(1);
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
+    refuse_values_of_flags(*command);
+    if (is_given(command)) {
+      refuse_single_hyphens(*command, std::span(argv, static_cast<size_t>(argc)).subspan(2));
+    }
+  }
   try {
     app.parse(argc, argv);
     for (const CLI::App* command : app.get_subcommands()) refuse_empty_values(*command);
@@ -183,7 +261,7 @@ std::optional<int> parse_subcommand(CLI::App& app, int argc, char** argv) {
     const std::vector<std::string> rest = app.remaining(/*recurse=*/true);
     const bool extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
     if (extra || std::ranges::any_of(rest, &is_flag)) refuse(unexpected_arguments(command, rest));
-    refuse(fmt::format("{}; see {} --help", first_line(error.what()), full_name(command)));
+    refuse(parse_failure(command, error));
   }
   return std::nullopt;
 }

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,8 +36,15 @@ class HelpFormatter final : public CLI::Formatter {
 /// What the footers of all three programs end with: exit status and environment variables.
 extern const char* const kStatusHelp;
 
-/// CLI11's message as the beginning of a sentence: its first line without what ends it.
-std::string first_line(const std::string& message);
+/// What is wrong with a value of an option, as a sentence.
+std::string parse_failure(const CLI::App& app, const CLI::ParseError& error);
+
+/// Throws Error{kInvalidArgument} for a long option with one hyphen: CLI11 would take -temp for -t
+/// with the value "emp".
+void refuse_single_hyphens(const CLI::App& app, std::span<char* const> arguments);
+
+/// Makes --json=no an error: a flag is given or left out.
+void refuse_values_of_flags(CLI::App& app);
 
 /// What is wrong with arguments that no option took, the first flag among them before all others,
 /// with the option that is near it: "--imge is not an option of vlm-run; did you mean --image?".

@@ -174,6 +174,11 @@ std::string version_line() {
 }
 
 Device parse_device(const std::string& text) {
+  const auto refuse = [&](const std::string& hint = {}) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("--device is \"{}\"; expected auto, cpu or cuda[:N]{}", printable(text), hint));
+  };
   if (text == "cpu") return {};
   if (text == "auto") {
     return cuda::device_count() > 0 ? Device{DeviceKind::kCuda, 0} : Device{};
@@ -183,16 +188,20 @@ Device parse_device(const std::string& text) {
     const char* end = text.data() + text.size();
     if (text.size() > 4) {
       const auto [rest, error] = std::from_chars(text.data() + 5, end, index);
-      if (error != std::errc() || rest != end || index < 0) {
-        throw Error(ErrorCode::kInvalidArgument,
-                    fmt::format("--device is \"{}\"; expected auto, cpu or cuda[:N]", text));
-      }
+      if (error != std::errc() || rest != end || index < 0) refuse();
     }
     static_cast<void>(cuda::device_facts(index));  // refused here, before anything is read
     return {DeviceKind::kCuda, index};
   }
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("--device is \"{}\"; expected auto, cpu or cuda[:N]", text));
+  const size_t digits = text.find_first_of("0123456789");
+  const std::string number =
+      digits == std::string::npos ? "" : fmt::format(":{}", text.substr(digits));
+  const std::string name = text.substr(0, std::min(digits, text.find(':')));
+  for (const char* gpu : {"gpu", "GPU", "cuda", "CUDA"}) {
+    if (name == gpu) refuse(fmt::format("; did you mean cuda{}?", number));
+  }
+  refuse(", and no other device is supported");
+  return {};
 }
 
 size_t parse_bytes(const char* option, const std::string& text) {

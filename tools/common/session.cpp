@@ -45,7 +45,7 @@ LoadOptions load_options(const SessionOptions& options) {
   LoadOptions load;
   if (options.dtype != "auto") {
     load.dtype = parse_float_dtype(options.dtype);
-    if (!load.dtype) refuse("--dtype", options.dtype, "auto, f32, f16 or bf16");
+    if (!load.dtype) refuse("--dtype", options.dtype, "auto, f32, f16 (half) or bf16");
   }
   if (options.image_backend == "pil") {
     load.image_backend = ResizeBackend::kPil;

@@ -20,6 +20,7 @@
 #include "tools/common/input_text.h"
 #include "tools/common/program.h"
 #include "tools/common/visual_options.h"
+#include "tools/run/list_form.h"
 #include "tools/run/operands.h"
 #include "tools/run/other_tools.h"
 
@@ -69,10 +70,20 @@ void refuse_foreign_words(std::span<char* const> arguments) {
   }
   for (const std::string_view word : arguments) {
     if (word == "--") return;
-    if (hides_a_short_option(word)) {
+    const std::string_view name = word.substr(0, word.find('='));
+    if (hides_a_short_option(name)) {
       refuse(
-          fmt::format("{} is not an option of vlm-run: {}", word, advice_on_foreign_option(word)));
+          fmt::format("{} is not an option of vlm-run: {}", name, advice_on_foreign_option(name)));
     }
+  }
+}
+
+/// A text of the command line, as plain_text() reads a file.
+std::string typed_text(const std::string& text, const std::string& name) {
+  try {
+    return plain_text(text, name);
+  } catch (const Error& error) {
+    refuse(error.what());
   }
 }
 
@@ -158,9 +169,18 @@ void take_devices(const std::string& gpus, RunOptions& options) {
       refuse(fmt::format("--gpus is {}; expected 1 or more, or all", printable(gpus)));
     }
     if (device != "auto") refuse("--gpus chooses the devices; drop --device");
-    if (there == 0 || count > there) {
-      refuse(fmt::format("--gpus {} needs {}, and there {}; give fewer, or --device cpu", gpus,
-                         number ? fmt::format("{} GPU{}", count, count == 1 ? "" : "s") : "a GPU",
+    const std::string needs =
+        fmt::format("--gpus {} needs {}", gpus,
+                    number ? fmt::format("{} GPU{}", count, count == 1 ? "" : "s") : "a GPU");
+    if (there == 0) {
+      try {
+        static_cast<void>(cuda::device_facts(0));  // says why
+      } catch (const Error& error) {
+        refuse(fmt::format("{}, but {}", needs, error.what()));
+      }
+    }
+    if (count > there) {
+      refuse(fmt::format("{}, and there {}; give fewer, or --device cpu", needs,
                          there == 1 ? "is 1" : fmt::format("are {}", there)));
     }
     for (int i = 0; i < count; ++i) options.devices.push_back(fmt::format("cuda:{}", i));
@@ -168,6 +188,11 @@ void take_devices(const std::string& gpus, RunOptions& options) {
     for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
       end = device.find(',', begin);
       options.devices.push_back(device.substr(begin, end - begin));
+      if (options.devices.back().empty()) {
+        refuse(fmt::format(
+            "--device is \"{}\"; expected a device between commas, such as cuda:0,cuda:1",
+            printable(device)));
+      }
     }
   }
   device = options.devices.front();
@@ -238,6 +263,9 @@ void check(const RunOptions& options) {
     refuse(
         "--batch takes its images and videos from the records; drop --image, --video and --chat");
   }
+  for (const std::string& text : options.stop) {
+    typed_text(text, "--stop " + printable(text));
+  }
   check_sampling(options.sampling);
   if ((options.sampling.fps || options.sampling.frames) && options.videos.empty() &&
       options.batch_in.empty() && !options.chat) {
@@ -249,6 +277,11 @@ void check(const RunOptions& options) {
     if (image == kStandardInput) readers.push_back("--image -");
   }
   if (options.prompt == kStandardInput) readers.push_back("-p -");
+  if (options.system == kStandardInput) readers.push_back("--system -");
+  if (!readers.empty() && options.devices.size() > 1) {
+    refuse(fmt::format("{} reads standard input, which not every process of {} gets; give a file",
+                       readers[0], options.devices.size()));
+  }
   if (options.batch_in == kStandardInput) readers.push_back("--batch -");
   if (options.chat) readers.push_back("--chat");
   if (readers.size() > 1) {
@@ -290,7 +323,8 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
                  "Question, also as the last argument; @FILE reads it from a file, - from standard "
                  "input, @@TEXT is the text "
                  "@TEXT; default: the model's captioning prompt");
-  app.add_option("--system,--system-prompt,--system_prompt", options.system, "System message");
+  app.add_option("--system,--system-prompt,--system_prompt", options.system,
+                 "System message, as a text, @FILE or - like the question");
   app.add_flag("--chat", options.chat, "Chat in the terminal; /help lists its commands");
   app.add_option(
       "-n,--max-tokens,--max-new-tokens,--max_new_tokens,--max_tokens,--n-predict,--predict",
@@ -307,9 +341,7 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
         uint64_t seed = 0;
         const char* end = text.data() + text.size();
         const auto [rest, code] = std::from_chars(text.data(), end, seed);
-        return code == std::errc() && rest == end
-                   ? std::string()
-                   : fmt::format("--seed is {}; expected an integer from 0 to 2^64 - 1", text);
+        return code == std::errc() && rest == end ? std::string() : std::string("no seed");
       });
   app.add_option("--stop", options.stop, "Text that ends the answer; repeatable")
       ->allow_extra_args(false);
@@ -371,12 +403,15 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
                  "MPI; 1/1 turns sharding off")
       ->type_name("I/N");
   const std::span<char* const> arguments(argv, static_cast<size_t>(argc));
-  refuse_foreign_words(arguments.subspan(std::min<size_t>(1, arguments.size())));
+  const auto words = arguments.subspan(std::min<size_t>(1, arguments.size()));
+  refuse_foreign_words(words);
+  refuse_single_hyphens(app, words);
+  refuse_values_of_flags(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    refuse(first_line(error.what()) + "; see vlm-run --help");
+    refuse(parse_failure(app, error));
   }
   options.arguments.assign(argv, argv + argc);
   refuse_empty_values(app);
@@ -387,19 +422,31 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
   return std::nullopt;
 }
 
-std::string read_prompt(const std::string& given) {
-  if (given.starts_with("@@")) return given.substr(1);
-  if (given != kStandardInput && !given.starts_with('@')) return given;
+std::string read_prompt(const std::string& given, const std::string& flag) {
+  if (given.starts_with("@@")) return typed_text(given.substr(1), flag);
+  if (given != kStandardInput && !given.starts_with('@')) return typed_text(given, flag);
   const std::string path = given == kStandardInput ? given : given.substr(1);
-  constexpr const char* kExpected =
-      "a file with the question, or @@TEXT for a text that starts "
-      "with @";
-  std::string text = plain_text(read_input(path, kMaxPromptBytes, "-p " + given, kExpected),
-                                "-p " + printable(given));
+  const std::string name = flag + " " + printable(given);
+  constexpr const char* kExpected = "a file with the text, or @@TEXT for a text that starts with @";
+  const std::string bytes = read_input(path, kMaxPromptBytes, flag + " " + given, kExpected);
+  std::string text;
+  try {
+    text = plain_text(bytes, name);
+  } catch (const Error&) {
+    const std::optional<BinaryFile> file = binary_file(bytes, path);
+    if (!file) throw;
+    using Kind = BinaryFile::Kind;
+    const std::string cure = file->kind == Kind::kImage   ? "give --image " + printable(path)
+                             : file->kind == Kind::kVideo ? "give --video " + printable(path)
+                             : file->kind == Kind::kCompressed
+                                 ? fmt::format("give {} - what {} prints of it", flag, file->reader)
+                                 : std::string("give ") + kExpected;
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("{} is {}, not a text; {}", name, file->what, cure));
+  }
   if (text.ends_with('\n')) text.pop_back();
   if (text.empty() && !interrupted()) {
-    throw Error(ErrorCode::kCorruptFile,
-                fmt::format("-p {} is empty; give {}", printable(given), kExpected));
+    throw Error(ErrorCode::kCorruptFile, fmt::format("{} is empty; give {}", name, kExpected));
   }
   return text;
 }

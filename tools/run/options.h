@@ -22,7 +22,7 @@ struct RunOptions {
   std::vector<std::string> videos;
   SamplingRequest sampling;  ///< of every video
   std::string prompt;        ///< as given, see read_prompt(); empty: the model's captioning prompt
-  std::string system;
+  std::string system;        ///< likewise; empty: none
   bool chat = false;
   std::optional<int> max_tokens;
   std::optional<double> temperature;
@@ -50,10 +50,10 @@ struct RunOptions {
 /// usage errors, reported here).
 std::optional<int> parse_options(int argc, char** argv, RunOptions& options);
 
-/// The text of -p: "-" is standard input, "@FILE" a file, both without the newline at their end,
-/// and
-/// "@@TEXT" is "@TEXT". Throws Error{kCorruptFile} if it cannot be read, or is empty.
-std::string read_prompt(const std::string& given);
+/// The text of -p or another `flag`: "-" is standard input, "@FILE" a file, both without the
+/// newline at their end, and "@@TEXT" is "@TEXT". Throws Error{kCorruptFile} if it cannot be read,
+/// is empty, or is no text.
+std::string read_prompt(const std::string& given, const std::string& flag = "-p");
 
 /// A request with everything but the conversation: sampling flags over the model's own defaults.
 GenerationRequest base_request(const RunOptions& options, const Model& model);

@@ -29,6 +29,27 @@ constexpr std::string_view kChat = "write --chat for a conversation";
 constexpr std::string_view kOutput =
     "the answer is on standard output; a batch writes to --out FILE";
 constexpr std::string_view kPromptFile = "write -p @FILE to read the question from a file";
+constexpr std::string_view kLength = "write -n N for the most tokens of an answer";
+constexpr std::string_view kQuestion = "write -p TEXT, or the question as the last argument";
+constexpr std::string_view kManyRecords =
+    "a prompt needs no batch size; --batch IN --out OUT answers many records, --batch-size N at "
+    "once";
+constexpr std::string_view kMapping = "weights are read from the mapped files; drop it";
+constexpr std::string_view kAttention = "attention is chosen by device and --kv; drop it";
+constexpr std::string_view kTemplate = "the chat template is the checkpoint's own; drop it";
+constexpr std::string_view kGrammar =
+    "answers follow no grammar; --json prints the answer and its figures as one JSON object";
+constexpr std::string_view kAdapters = "adapters are not read; merge them into the checkpoint";
+constexpr std::string_view kDraft = "there is no speculative decoding; drop it";
+constexpr std::string_view kDtype = "write --dtype auto, f32, f16 or bf16";
+constexpr std::string_view kResume =
+    "the same command resumes a batch; to start anew give another --out";
+constexpr std::string_view kFewer =
+    "give --batch a file with fewer records, for example of head -n N";
+constexpr std::string_view kThreads = "write -t N for all threads";
+constexpr std::string_view kFrames = "write --frames N, or --fps N";
+constexpr std::string_view kStop = "write --stop TEXT";
+constexpr std::string_view kQuiet = "-q leaves out the summary and the progress; drop it";
 constexpr std::string_view kHub =
     "download with `hf download ORG/NAME`, then give -m ORG/NAME or its folder";
 
@@ -64,6 +85,7 @@ constexpr std::array kOptions = {
     Habit{"--cache-type-k", kCache},
     Habit{"--cache-type-v", kCache},
     Habit{"--kv-cache-dtype", kCache},
+    Habit{"--kv-cache", kCache},
     Habit{"--kv-bits", kCache},
     Habit{"--cache-implementation", kCache},
     Habit{"--min-p", kSampling},
@@ -79,6 +101,87 @@ constexpr std::array kOptions = {
     Habit{"-hf", kHub},
     Habit{"-hfr", kHub},
     Habit{"--hf-repo", kHub},
+    Habit{"-hff", kHub},
+    Habit{"-hft", kHub},
+    Habit{"-mu", kHub},
+    Habit{"--model-url", kHub},
+    Habit{"-mm", "the projector is part of the checkpoint folder that -m names; drop it"},
+    Habit{"-mg", kGpu},
+    Habit{"-sm", kGpu},
+    Habit{"--split-mode", kGpu},
+    Habit{"-ts", kGpu},
+    Habit{"--tensor-split", kGpu},
+    Habit{"-dev", kGpu},
+    Habit{"-nkvo", kGpu},
+    Habit{"--no-kv-offload", kGpu},
+    Habit{"-ncmoe", kGpu},
+    Habit{"--num-gpu", kGpu},
+    Habit{"--pipeline-parallel-size", kGpu},
+    Habit{"-tb", kThreads},
+    Habit{"--threads-batch", kThreads},
+    Habit{"-np", kManyRecords},
+    Habit{"--parallel", kManyRecords},
+    Habit{"-ns", kManyRecords},
+    Habit{"-b", kManyRecords},
+    Habit{"-ub", kManyRecords},
+    Habit{"--ubatch-size", kManyRecords},
+    Habit{"-cb", kManyRecords},
+    Habit{"--max-num-seqs", kManyRecords},
+    Habit{"--max-num-batched-tokens", kManyRecords},
+    Habit{"--workers", kManyRecords},
+    Habit{"--num-workers", kManyRecords},
+    Habit{"-j", kManyRecords},
+    Habit{"-fa", kAttention},
+    Habit{"--flash-attn", kAttention},
+    Habit{"--attn-implementation", kAttention},
+    Habit{"--enforce-eager", kAttention},
+    Habit{"--no-mmap", kMapping},
+    Habit{"--mlock", kMapping},
+    Habit{"--numa", kMapping},
+    Habit{"--jinja", kTemplate},
+    Habit{"--chat-template", kTemplate},
+    Habit{"--conv-mode", kTemplate},
+    Habit{"--format", kGrammar},
+    Habit{"--grammar", kGrammar},
+    Habit{"--grammar-file", kGrammar},
+    Habit{"--json-schema", kGrammar},
+    Habit{"--response-format", kGrammar},
+    Habit{"--lora", kAdapters},
+    Habit{"--adapter", kAdapters},
+    Habit{"-md", kDraft},
+    Habit{"-td", kDraft},
+    Habit{"-ngld", kDraft},
+    Habit{"--model-draft", kDraft},
+    Habit{"--max-length", kLength},
+    Habit{"--num-predict", kLength},
+    Habit{"--query", kQuestion},
+    Habit{"--text", kQuestion},
+    Habit{"--message", kQuestion},
+    Habit{"--torch-dtype", kDtype},
+    Habit{"--load-4bit", kWeights},
+    Habit{"--load-8bit", kWeights},
+    Habit{"--limit-mm-per-prompt", "a prompt has as many images as the context holds; drop it"},
+    Habit{"--num-frames", kFrames},
+    Habit{"--max-frames", kFrames},
+    Habit{"--nframes", kFrames},
+    Habit{"--video-fps", kFrames},
+    Habit{"--resume", kResume},
+    Habit{"--overwrite", kResume},
+    Habit{"--force", kResume},
+    Habit{"-y", kResume},
+    Habit{"--limit", kFewer},
+    Habit{"--num-samples", kFewer},
+    Habit{"-s", "write --seed N"},
+    Habit{"--samplers", kSampling},
+    Habit{"-r", kStop},
+    Habit{"--reverse-prompt", kStop},
+    Habit{"--eos", kStop},
+    Habit{"--stop-token", kStop},
+    Habit{"--ignore-eos", "an answer ends where the model, --stop or -n ends it; drop it"},
+    Habit{"--keepalive", kServer},
+    Habit{"--log-disable", kQuiet},
+    Habit{"--no-display-prompt", kQuiet},
+    Habit{"--no-warmup", "nothing is computed before the first prompt; drop it"},
     Habit{"--stream", "answers are printed as they are generated; drop it"},
     Habit{"--verbose", "the figures are on standard error unless -q is given; drop it"},
     Habit{"-v", "the figures are on standard error unless -q is given; drop it"},
