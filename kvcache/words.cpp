@@ -74,6 +74,7 @@ std::vector<std::string_view> split_words(std::string_view text, char separator)
 
 std::string_view nearest_spelling(std::string_view word,
                                   const std::vector<std::string_view>& candidates) noexcept {
+  word = word.substr(0, kMaxWord);
   std::string_view best;
   size_t best_distance = std::string_view::npos;
   for (const std::string_view candidate : candidates) {
