@@ -67,8 +67,8 @@ TEST(ListForm, WhatIsNoListIsRefusedOnce) {
 TEST(ListForm, RecordsOfOtherProgramsAreRefusedOnce) {
   for (const auto& [text, words] :
        {std::pair("{\"id\": 1},\n{\"id\": 2},\n{\"id\": 3}", "has a comma at the end"),
-        {"{\"id\": 1},", "sed 's/,$//'"},
-        {"{'id': 7, 'image': 'x.jpg'}", "has keys in single quotes"},
+        {"{\"id\": 1},\n{\"id\": 2}", "sed 's/,$//'"},
+        {"{'id': 7, 'image': 'x.jpg'}\n{'id': 8}", "has keys in single quotes"},
         {"{ 'id': 7}\n\n{'id': 8}\n{\"id\": 9}", "json.dumps()"},
         {"{image: 'x.jpg'}\n{image: 'y.jpg'}", "has keys without quotes"},
         {"{\"5\": \"x.jpg\", \"6\": \"y.jpg\"}", "is one JSON object with the keys 5, 6"},
@@ -76,6 +76,7 @@ TEST(ListForm, RecordsOfOtherProgramsAreRefusedOnce) {
         {"{\"first\": \"x.jpg\", \"second\": \"y.mp4\"}", "is one JSON object"}}) {
     EXPECT_THAT(refusal(text), HasSubstr(words)) << text;
   }
+  EXPECT_EQ(refusal("{'id': 7}"), "form 0") << "its error is enough";
   EXPECT_EQ(refusal("{\"id\": 1},\n{\"id\": 2}\n{\"id\": 3}"), "form 0") << "one line is damaged";
   EXPECT_EQ(refusal("{\"image\": \"x.jpg\", \"video\": \"y.mp4\"}"), "form 0");
   EXPECT_EQ(refusal("{\"images\": [\n\"x.jpg\",\n\"y.jpg\",\n\"z.jpg\"\n]}"), "form 2");

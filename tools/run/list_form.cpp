@@ -311,7 +311,7 @@ void require_json_lines(std::string_view text, const std::string& flag) {
     foreign += found != nullptr ? 1 : 0;
     return ++count < kLooked && form != nullptr;
   });
-  if (form == nullptr || 2 * foreign < count) return;
+  if (form == nullptr || count == 1 || 2 * foreign < count) return;  // one: its error is enough
   refuse(flag, fmt::format("has {}; {} such as {}", form->written, form->cure, kRecordExample));
 }
 

@@ -37,7 +37,7 @@ void require_text(std::string_view bytes, const std::string& flag, const std::st
 /// the separator of RFC 7464.
 std::string_view record_text(std::string_view text);
 
-/// Throws likewise if the first line, and half of those after it, are records as other programs
+/// Throws likewise if the first of several lines, and half of all, are records as other programs
 /// write them: with a comma at the end, in Python's quotes, or with keys without quotes.
 void require_json_lines(std::string_view text, const std::string& flag);
 
