@@ -289,7 +289,7 @@ BAD_REQUESTS = [
     ([*IMAGE, "--top-p", "half"], 2, ['--top-p is "half"; expected a number']),
     ([*IMAGE, "-t", "2.5"], 2, ['--threads is "2.5"; expected an integer']),
     ([*IMAGE, "-n", "5000000000"], 2, ["expected a smaller integer"]),
-    ([*IMAGE, "--seed", "-7"], 2, ['--seed is "-7"; expected an integer from 0;']),
+    ([*IMAGE, "--seed", "-7"], 2, ["--seed: -7 is not an integer from 0 to 2^64 - 1"]),
     ([*IMAGE, "-t", "1", "--threads", "2"], 2, ["--threads is given 2 times"]),
     ([*IMAGE, "--top-k"], 2, ["--top-k has no value; expected an integer"]),
     ([*IMAGE, "--json=5"], 2, ["--json takes no value"]),

@@ -132,18 +132,21 @@ std::string HelpFormatter::make_subcommand(const CLI::App* command) const {
 std::string parse_failure(const CLI::App& app, const CLI::ParseError& error) {
   const std::string message = error.what();
   const std::string see = fmt::format("; see {} --help", full_name(app));
-  const auto is_named = [&](const CLI::Option* option) {  // CLI11 leaves out a flag's hyphens
-    std::string name = option->get_name();
-    name.erase(0, name.find_first_not_of('-'));
-    const size_t at = message.find(name);
-    return at != std::string::npos && message.find_first_of(": ", at) == at + name.size();
-  };
+  // Begins with the option, of which CLI11 leaves out a flag's hyphens.
+  std::string_view about = message;
+  constexpr std::string_view kConversion = "Could not convert: ";
+  if (about.starts_with(kConversion)) about.remove_prefix(kConversion.size());
+  about.remove_prefix(std::min(about.find_first_not_of('-'), about.size()));
+  about = about.substr(0, about.find_first_of(": "));
   const std::vector<const CLI::Option*> options = app.get_options();
-  const auto named = std::ranges::find_if(options, is_named);
-  const bool relation = dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr ||
-                        dynamic_cast<const CLI::RequiresError*>(&error) != nullptr ||
-                        dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
-  if (named == options.end() || relation) return first_line(message) + see;
+  const auto named = std::ranges::find_if(options, [&](const CLI::Option* option) {
+    const std::string name = option->get_name();
+    return name.ends_with(about) && name.find_first_not_of('-') == name.size() - about.size();
+  });
+  const bool mismatch = dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr;
+  const bool value = dynamic_cast<const CLI::ConversionError*>(&error) != nullptr ||
+                     message.find(" not in range ") != std::string::npos;
+  if (named == options.end() || !(mismatch || value)) return first_line(message) + see;
   const CLI::Option& option = **named;
   const std::string name = option.get_name();
   const std::vector<std::string>& values = option.results();
@@ -232,7 +235,7 @@ std::optional<int> parse_subcommand(CLI::App& app, int argc, char** argv) {
     const auto asked = std::ranges::find_if(commands, [&](const CLI::App* command) {
       return argc > 2 && command->check_name(argv[2]);
     });
-    fmt::print("{}", asked == commands.end() ? app.help() : (*asked)->help());
+    fmt::print("{}", asked == commands.end() ? app.help() : (*asked)->help(name));
     return 0;
   }
   const auto is_given = [&](const CLI::App* command) { return command->check_name(argv[1]); };

@@ -341,7 +341,9 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
         uint64_t seed = 0;
         const char* end = text.data() + text.size();
         const auto [rest, code] = std::from_chars(text.data(), end, seed);
-        return code == std::errc() && rest == end ? std::string() : std::string("no seed");
+        return code == std::errc() && rest == end
+                   ? std::string()
+                   : fmt::format("{} is not an integer from 0 to 2^64 - 1", text);
       });
   app.add_option("--stop", options.stop, "Text that ends the answer; repeatable")
       ->allow_extra_args(false);
