@@ -9,6 +9,8 @@
 #include "kernels/base/error.h"
 #include "llm/unicode.h"
 
+// A person's text in whatever encoding an editor left it: UTF-8 or UTF-16, with or without a mark,
+// and any line ends are read; UTF-32, UTF-7, NUL bytes and the rest are refused by name.
 namespace kvlm {
 
 namespace {

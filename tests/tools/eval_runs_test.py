@@ -396,7 +396,7 @@ class EqualBits(WithModel):
         for words, more in (
             (["keep= and --bits"], ("--kv", "snapkv,keep=0.5")),
             (["one policy, snapkv,evict=score,keep=0.25;"], ("--kv", "snapkv", "--kv", "snapkv,evict=score")),
-            (["--bits 99", "--bits: Value 99"], ("--bits", 99)),
+            (['--bits is "99"'], ("--bits", 99)),
         ):
             self.assert_refused(self.run_script("docvqa.py", *command, *more), *words)
         self.assert_refused(self.run_script("docvqa.py", "--out", "o", "--bits", 4, "--results", "x"), "--bits says nothing")

@@ -40,7 +40,7 @@ struct NotCache {
 NotCache bound(const SessionOptions& options, const SequenceSize& size) {
   // What a process has on a GPU before it asks for anything, kernels that are loaded when they are
   // first launched, and libraries' own buffers.
-  constexpr size_t kOfTheDriver = size_t{1} << 30;
+  constexpr size_t kOfTheDriver = size_t{7} << 28;
   SessionOptions dry = options;
   dry.dry = true;
   Session session(dry);
