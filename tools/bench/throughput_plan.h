@@ -45,7 +45,8 @@ int batch_of(const Budget& budget, int rows, const Reservation& each, size_t wei
              const Workspaces& workspaces = {});
 
 /// --dry-run: the batch and the bytes of every spec and budget, from the model's configuration
-/// alone; for --memory beside its weights and a bound of its workspaces. Returns the exit status, 1 if anything does not fit.
+/// alone; --memory holds its weights and a bound of its workspaces too. Returns the exit status, 1
+/// if anything does not fit.
 int plan_throughput(const ThroughputOptions& options);
 
 }  // namespace kvlm
