@@ -2,7 +2,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/activation.h"
-#include "kernels/cuda/activation.h"
+#include "kernels/cuda/model/activation.h"
 
 namespace kvlm {
 

@@ -6,7 +6,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/attend_packed.h"
-#include "kernels/cuda/attend_packed.h"
+#include "kernels/cuda/attend/attend_packed.h"
 
 // Checks the lanes of attend_packed() against their formats and sizes, then hands them to the CPU's
 // implementation.

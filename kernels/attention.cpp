@@ -8,7 +8,7 @@
 #include "kernels/base/error.h"
 #include "kernels/check.h"
 #include "kernels/cpu/attention.h"
-#include "kernels/cuda/attention.h"
+#include "kernels/cuda/dense/attention.h"
 #include "kernels/elementwise.h"
 
 // Checks the operands of attention and hands them to the CPU's or the GPU's implementation; cuts

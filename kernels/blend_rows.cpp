@@ -4,7 +4,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/blend_rows.h"
-#include "kernels/cuda/blend_rows.h"
+#include "kernels/cuda/importance/blend_rows.h"
 
 namespace kvlm {
 

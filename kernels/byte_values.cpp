@@ -4,7 +4,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/byte_values.h"
-#include "kernels/cuda/byte_values.h"
+#include "kernels/cuda/pack/byte_values.h"
 
 namespace kvlm {
 

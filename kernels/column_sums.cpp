@@ -11,7 +11,7 @@
 #include "kernels/base/error.h"
 #include "kernels/check.h"
 #include "kernels/cpu/column_sums.h"
-#include "kernels/cuda/column_sums.h"
+#include "kernels/cuda/importance/column_sums.h"
 
 namespace kvlm {
 

@@ -7,7 +7,7 @@
 #include "kernels/base/queue.h"
 #include "kernels/check.h"
 #include "kernels/cpu/elementwise.h"
-#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/model/elementwise.h"
 
 // Copies, sums and conversions of tensors: checks, then the CPU's or the GPU's implementation.
 namespace kvlm {

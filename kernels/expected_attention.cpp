@@ -5,7 +5,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/expected_attention.h"
-#include "kernels/cuda/expected_attention.h"
+#include "kernels/cuda/importance/expected_attention.h"
 
 namespace kvlm {
 

@@ -5,7 +5,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/fill.h"
-#include "kernels/cuda/fill.h"
+#include "kernels/cuda/device/fill.h"
 
 namespace kvlm {
 

@@ -4,7 +4,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/gemm.h"
-#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/product/gemm.h"
 #include "kernels/elementwise.h"
 
 // Checks the operands of products and hands them to the CPU's or the GPU's implementation. On the

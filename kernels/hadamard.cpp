@@ -4,7 +4,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/hadamard.h"
-#include "kernels/cuda/hadamard.h"
+#include "kernels/cuda/pack/hadamard.h"
 
 namespace kvlm {
 

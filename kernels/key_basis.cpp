@@ -4,7 +4,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/key_basis.h"
-#include "kernels/cuda/key_basis.h"
+#include "kernels/cuda/pack/key_basis.h"
 
 namespace kvlm {
 

@@ -5,7 +5,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/merge_rows.h"
-#include "kernels/cuda/merge_rows.h"
+#include "kernels/cuda/importance/merge_rows.h"
 
 namespace kvlm {
 

@@ -2,7 +2,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/norm.h"
-#include "kernels/cuda/norm.h"
+#include "kernels/cuda/model/norm.h"
 #include "kernels/elementwise.h"
 
 namespace kvlm {

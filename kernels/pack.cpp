@@ -7,7 +7,7 @@
 #include "kernels/base/error.h"
 #include "kernels/check.h"
 #include "kernels/cpu/pack.h"
-#include "kernels/cuda/pack.h"
+#include "kernels/cuda/pack/pack.h"
 
 // Checks packing jobs against their format and hands them to the CPU's or the GPU's implementation.
 namespace kvlm {

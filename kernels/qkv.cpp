@@ -4,7 +4,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/check.h"
-#include "kernels/cuda/qkv.h"
+#include "kernels/cuda/model/qkv.h"
 
 namespace kvlm {
 

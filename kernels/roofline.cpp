@@ -7,7 +7,7 @@
 #include "kernels/base/queue.h"
 #include "kernels/base/tensor.h"
 #include "kernels/cpu/matmul.h"
-#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/product/gemm.h"
 
 namespace kvlm {
 

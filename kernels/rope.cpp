@@ -2,7 +2,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/rope.h"
-#include "kernels/cuda/rope.h"
+#include "kernels/cuda/model/rope.h"
 
 namespace kvlm {
 

@@ -6,7 +6,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/row_moves.h"
-#include "kernels/cuda/row_moves.h"
+#include "kernels/cuda/table/row_moves.h"
 
 namespace kvlm {
 

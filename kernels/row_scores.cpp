@@ -5,7 +5,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/row_scores.h"
-#include "kernels/cuda/row_scores.h"
+#include "kernels/cuda/importance/row_scores.h"
 #include "kernels/elementwise.h"
 
 namespace kvlm {

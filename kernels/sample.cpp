@@ -6,7 +6,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/sample.h"
-#include "kernels/cuda/sample.h"
+#include "kernels/cuda/model/sample.h"
 
 namespace kvlm {
 

@@ -2,7 +2,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/slot_weights.h"
-#include "kernels/cuda/slot_weights.h"
+#include "kernels/cuda/attend/slot_weights.h"
 
 namespace kvlm {
 

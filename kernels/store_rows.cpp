@@ -2,7 +2,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/store_rows.h"
-#include "kernels/cuda/store_rows.h"
+#include "kernels/cuda/table/store_rows.h"
 
 namespace kvlm {
 

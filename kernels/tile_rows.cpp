@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "kernels/check.h"
-#include "kernels/cuda/tile_rows.h"
+#include "kernels/cuda/model/tile_rows.h"
 
 namespace kvlm {
 

@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "kvcache/plan/sequence_bounds.h"
 #include "kvcache/policy_cache.h"
-#include "kvcache/sequence_bounds.h"
 
 namespace kvlm {
 

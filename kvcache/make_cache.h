@@ -3,9 +3,9 @@
 #include <cstddef>
 #include <memory>
 
-#include "kvcache/cache_plan.h"
 #include "kvcache/kv_cache.h"
-#include "kvcache/sequence_bounds.h"
+#include "kvcache/plan/cache_plan.h"
+#include "kvcache/plan/sequence_bounds.h"
 
 // From a sentence to a cache, each file needs only those before it: words, cache_spec, policy,
 // registry, cache_plan, conflicts, planner, spec; and of the plan: layouts, sequence_bounds,

@@ -6,8 +6,8 @@
 // who bring a cache policy of their own.
 #include "kernels/base/error.h"
 #include "kvcache/make_cache.h"
-#include "kvcache/planner.h"
-#include "kvcache/spec.h"
+#include "kvcache/plan/planner.h"
+#include "kvcache/spec/spec.h"
 #include "runtime/captioner.h"
 #include "runtime/clip_file.h"
 #include "runtime/generator.h"

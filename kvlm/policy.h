@@ -5,6 +5,6 @@
 // examples/custom_policy is one.
 #include "kernels/base/error.h"
 #include "kernels/row_scores.h"
-#include "kvcache/registry.h"
 #include "kvcache/retention.h"
 #include "kvcache/retention/scored.h"
+#include "kvcache/spec/registry.h"

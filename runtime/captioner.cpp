@@ -5,7 +5,7 @@
 
 #include "kernels/base/error.h"
 #include "kvcache/make_cache.h"
-#include "kvcache/planner.h"
+#include "kvcache/plan/planner.h"
 #include "runtime/family.h"
 #include "runtime/generator.h"
 #include "runtime/loading/checkpoint.h"

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "kernels/base/weights.h"
-#include "kvcache/cache_plan.h"
+#include "kvcache/plan/cache_plan.h"
 
 namespace kvlm {
 

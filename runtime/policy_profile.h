@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "kvcache/policy.h"
+#include "kvcache/spec/policy.h"
 
 namespace kvlm {
 

@@ -11,7 +11,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
-#include "kvcache/words.h"
+#include "kvcache/spec/words.h"
 #include "runtime/loading/config.h"
 #include "runtime/loading/mapped_file.h"
 #include "runtime/loading/plain_text.h"

@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-#include "kvcache/spec.h"
+#include "kvcache/spec/spec.h"
 
 namespace kvlm {
 

@@ -10,7 +10,7 @@
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 #include "kernels/fill.h"
-#include "kvcache/words.h"
+#include "kvcache/spec/words.h"
 #include "runtime/loading/config.h"
 #include "runtime/synthetic_shapes.h"
 

@@ -203,7 +203,7 @@ class Subproject(unittest.TestCase):
             command = compile_flags(folder / "build", "other.cpp")
             for flag in PRIVATE_FLAGS:
                 self.assertNotIn(flag, command)
-            self.assertIn("-Wconversion", compile_flags(folder / "build", "kvcache/spec.cpp"))
+            self.assertIn("-Wconversion", compile_flags(folder / "build", "kvcache/spec/spec.cpp"))
             targets = succeed("ninja", "-C", folder / "build", "-t", "targets", "all")
             self.assertNotIn("tests/", targets)
             self.assertNotIn("vlm-run", targets)

@@ -28,6 +28,18 @@ MAY_INCLUDE = {
     "tools": {"runtime", "vision", "llm", "kvcache", "kernels"},
     "tests": {"tools", "runtime", "vision", "llm", "kvcache", "kernels"},
 }
+# The same among the folders of kernels/cuda. The decode table describes what attention reads and sizes its launches, so that
+# these two know each other.
+CUDA_MAY_INCLUDE = {
+    "device": set(),
+    "model": {"device"},
+    "dense": {"device"},
+    "product": {"device", "model", "dense"},
+    "importance": {"device", "dense"},
+    "pack": {"device", "model"},
+    "attend": {"device", "table"},
+    "table": {"device", "pack", "attend"},
+}
 FOLDERS = sorted({folder.split("/")[0] for folder in MAY_INCLUDE})
 LIBRARY = [folder for folder in FOLDERS if folder not in ("tools", "tests")]
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
@@ -50,14 +62,14 @@ TOKEN = re.compile(
 HEAD_LINES = 150
 BEFORE_HEAD = re.compile(r"(?:inline )?namespace\b.*\{|using .*;|(?:HWY|KVLM)_\w+\(\);?|// (?:clang-format|NOLINT).*")
 # Files that have none yet and are being rewritten.
-WITHOUT_HEAD = {"kvcache/layouts.cpp", "kvcache/policy_cache.cpp", "kvcache/retention/common.cpp",
+WITHOUT_HEAD = {"kvcache/plan/layouts.cpp", "kvcache/policy_cache.cpp", "kvcache/retention/common.cpp",
                 "kvcache/retention/prefix_fit.cpp", "kvcache/retention/prefixkv.cpp"}
 # A policy is one file; elsewhere these alone may name it, which docs/add-a-policy.md names all.
 POLICY_ROOMS = ("kvcache/quantizers/", "kvcache/retention/")
-POLICY_LISTS = {"kvcache/policies.h", "kvcache/registry.cpp"}  # of their entries
+POLICY_LISTS = {"kvcache/spec/policies.h", "kvcache/spec/registry.cpp"}  # of their entries
 POLICY_WORDS = {
-    "kvcache/conflicts.cpp",  # what cannot stand together, with its cure
-    "kvcache/spec.cpp",  # names of other engines, by which a user finds ours
+    "kvcache/plan/conflicts.cpp",  # what cannot stand together, with its cure
+    "kvcache/spec/spec.cpp",  # names of other engines, by which a user finds ours
     "runtime/policy_profile.cpp",  # constants that are fitted to a checkpoint
 }
 POLICY_ENTRY = re.compile(r"\b(?:quantizers|retention)::(\w+)")
@@ -124,6 +136,10 @@ class Tree:
                     allowed = MAY_INCLUDE[here]
                     if there != here and not {there, there.split("/")[0]} & allowed:
                         yield f'{where}: {here} must not include "{header}"'
+                    if path.startswith("kernels/cuda/") and header.startswith("kernels/cuda/"):
+                        of, other = path.split("/")[2], header.split("/")[2]
+                        if of != other and other not in CUDA_MAY_INCLUDE.get(of, set()):
+                            yield f'{where}: kernels/cuda/{of} must not include "{header}"'
 
     def cycles(self):
         edges = {path: [header for _, header, quoted in self.includes(path)
@@ -226,7 +242,7 @@ class Tree:
         names = {name for code in here.values() for name in re.findall(r'\.name = "(\w+)"', code)}
         key = re.compile(r'(?:\.key = |\w+_option\()"(\w+)"')
         shared = [code for path, code in here.items() if path.endswith("/common.h")]
-        shared.append(blank(self.text.get("kvcache/policy.cpp", ""), strings=False))
+        shared.append(blank(self.text.get("kvcache/spec/policy.cpp", ""), strings=False))
         options = {name for code in here.values() for name in key.findall(code)}
         options -= set(key.findall("".join(shared)))
         for path, text in self.text.items():
@@ -294,8 +310,8 @@ class Checker(unittest.TestCase):
             "kernels/base/tensor.h": self.header("<vector>"),
             "kernels/gemm.h": self.header('"kernels/base/tensor.h"'),
             "kernels/cpu/gemm.cpp": '#include "kernels/gemm.h"\n#include "hwy/highway.h"\n',
-            "kvcache/spec.h": self.header('"kernels/base/tensor.h"'),
-            "llm/decoder.h": self.header('"kvcache/spec.h"', '"kernels/gemm.h"'),
+            "kvcache/spec/spec.h": self.header('"kernels/base/tensor.h"'),
+            "llm/decoder.h": self.header('"kvcache/spec/spec.h"', '"kernels/gemm.h"'),
             "vision/encoder.h": self.header('"kernels/gemm.h"'),
             "runtime/family.h": self.header('"llm/decoder.h"', '"vision/encoder.h"'),
             "tools/vlm_run.cpp": '#include "runtime/family.h"\nint main() { printf("x"); }\n',
@@ -307,7 +323,8 @@ class Checker(unittest.TestCase):
                             ("kvcache/a.h", "llm/b.h"), ("llm/a.h", "vision/b.h"),
                             ("vision/a.h", "llm/b.h"), ("vision/a.h", "kvcache/b.h"),
                             ("llm/a.h", "runtime/b.h"), ("runtime/a.h", "tools/b.h"),
-                            ("tools/a.h", "tests/b.h")]:
+                            ("tools/a.h", "tests/b.h"), ("kernels/cuda/device/a.h", "kernels/cuda/model/b.h"),
+                            ("kernels/cuda/attend/a.h", "kernels/cuda/pack/b.h")]:
             with self.subTest(here=here, there=there):
                 found = self.found({here: self.header(f'"{there}"'), there: self.header()})
                 self.assertEqual(len(found), 1, found)
@@ -406,11 +423,11 @@ class Checker(unittest.TestCase):
         files = {"kvcache/retention/h2o.cpp":
                      'const PolicyInfo h2o{.name = "h2o", .options = {{.key = "colmean"},\n'
                      '    shrink_option("eta_k", 1)}};\n',
-                 "kvcache/policy.cpp": 'OptionInfo{.key = "keep"};\n',
+                 "kvcache/spec/policy.cpp": 'OptionInfo{.key = "keep"};\n',
                  "kvcache/retention/common.h": '#pragma once\nOptionInfo{.key = "keep"};\n',
-                 "kvcache/policies.h": "#pragma once\n// retention::h2o\n",
-                 "kvcache/registry.cpp": "&retention::h2o,\n",
-                 "kvcache/conflicts.cpp": 'f("colmean");\n',
+                 "kvcache/spec/policies.h": "#pragma once\n// retention::h2o\n",
+                 "kvcache/spec/registry.cpp": "&retention::h2o,\n",
+                 "kvcache/plan/conflicts.cpp": 'f("colmean");\n',
                  "kvcache/engine/a.cpp": '// "h2o" in words, and its retention::h2o\nf("keep");\n',
                  "llm/a.cpp": 'f("colmean"), f("h2o is no name here");\n',
                  "kernels/a.cpp": 'f("h2o");\n'}

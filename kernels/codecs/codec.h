@@ -22,13 +22,13 @@
 //   four()     codes of 4 neighbouring channels: part 0..7 of a group of 32; bits above them are
 //              anything up to the 16th (kWidth up to 4). Rows of values that are whole 16 bytes, of
 //              kWidth bits a channel or widened, are read without it, by columns of shared memory
-//              (ValuesLayout in kernels/cuda/fused_values.cuh)
+//              (ValuesLayout in kernels/cuda/attend/fused_values.cuh)
 //   widen_row(), kWideStride
 //              if they are there: what a thread does with a row of values before it is read, after
 //              which codes of kWidth bits lie side by side; and the bytes to the next widened row
 //   prepare()  if it is there: what a block of threads does before it reads codes
 //
-// and is named in kernels/cuda/fused_table.h.
+// and is named in kernels/cuda/attend/fused_table.h.
 namespace kvlm::codecs {
 
 /// Channels that are coded alike.

@@ -1,5 +1,5 @@
 // A build with CUDA on a machine without cuFFT's header.
-#include "kernels/cuda/fourier_basis.h"
+#include "kernels/cuda/pack/fourier_basis.h"
 
 #include "kernels/base/error.h"
 

@@ -10,8 +10,8 @@
 #include "kernels/base/buffer.h"
 #include "kernels/base/readback.h"
 #include "kvcache/arena.h"
-#include "kvcache/cache_plan.h"
 #include "kvcache/kv_cache.h"
+#include "kvcache/plan/cache_plan.h"
 #include "kvcache/plane/plane.h"
 
 namespace kvlm {

@@ -3,8 +3,8 @@
 #include <string_view>
 
 #include "kernels/base/device.h"
-#include "kvcache/cache_plan.h"
 #include "kvcache/engine/sequence.h"
+#include "kvcache/plan/cache_plan.h"
 
 namespace kvlm {
 

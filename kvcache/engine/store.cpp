@@ -11,8 +11,8 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/human_bytes.h"
-#include "kvcache/nominal.h"
-#include "kvcache/sequence_bounds.h"
+#include "kvcache/plan/nominal.h"
+#include "kvcache/plan/sequence_bounds.h"
 
 namespace kvlm {
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "kernels/base/device.h"
-#include "kvcache/cache_plan.h"
-#include "kvcache/layouts.h"
+#include "kvcache/plan/cache_plan.h"
+#include "kvcache/plan/layouts.h"
 
 namespace kvlm {
 

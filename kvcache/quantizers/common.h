@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "kernels/base/error.h"
-#include "kvcache/policies.h"
 #include "kvcache/quantizer.h"
+#include "kvcache/spec/policies.h"
 
 namespace kvlm::quantizers {
 

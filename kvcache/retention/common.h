@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "kvcache/policy.h"
 #include "kvcache/retention.h"
+#include "kvcache/spec/policy.h"
 
 // What retention rules share: ranking, tied layers, eviction in decode, option rows.
 namespace kvlm::retention {

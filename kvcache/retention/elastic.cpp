@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <array>
 
-#include "kvcache/policies.h"
 #include "kvcache/retention/uniform.h"
+#include "kvcache/spec/policies.h"
 
 namespace kvlm::retention {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 
-#include "kvcache/policies.h"
 #include "kvcache/retention/scored.h"
+#include "kvcache/spec/policies.h"
 
 namespace kvlm::retention {
 

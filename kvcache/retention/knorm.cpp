@@ -1,5 +1,5 @@
-#include "kvcache/policies.h"
 #include "kvcache/retention/scored.h"
+#include "kvcache/spec/policies.h"
 
 namespace kvlm::retention {
 

@@ -5,9 +5,9 @@
 #include <cmath>
 
 #include "kernels/base/error.h"
-#include "kvcache/policies.h"
 #include "kvcache/retention/common.h"
 #include "kvcache/retention/prefix_fit.h"
+#include "kvcache/spec/policies.h"
 
 namespace kvlm::retention {
 

@@ -6,8 +6,8 @@
 #include <numbers>
 #include <numeric>
 
-#include "kvcache/policies.h"
 #include "kvcache/retention/common.h"
+#include "kvcache/spec/policies.h"
 
 namespace kvlm::retention {
 

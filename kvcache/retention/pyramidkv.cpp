@@ -2,8 +2,8 @@
 #include <array>
 #include <cmath>
 
-#include "kvcache/policies.h"
 #include "kvcache/retention/window.h"
+#include "kvcache/spec/policies.h"
 
 namespace kvlm::retention {
 

@@ -2,8 +2,8 @@
 #include <array>
 
 #include "kernels/base/error.h"
-#include "kvcache/policies.h"
 #include "kvcache/retention/common.h"
+#include "kvcache/spec/policies.h"
 
 namespace kvlm::retention {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "kvcache/policies.h"
+#include "kvcache/spec/policies.h"
 
 namespace kvlm::retention {
 

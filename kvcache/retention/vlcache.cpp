@@ -2,9 +2,9 @@
 #include <array>
 #include <cmath>
 
-#include "kvcache/policies.h"
 #include "kvcache/retention/common.h"
 #include "kvcache/retention/prefix_fit.h"
+#include "kvcache/spec/policies.h"
 
 // VL-Cache: the attention of the text after the images ranks the tokens, and its sparsity divides
 // the budget among the layers (docs/formulas.md, "VL-Cache").

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "kvcache/make_cache.h"
-#include "kvcache/planner.h"
-#include "kvcache/spec.h"
+#include "kvcache/plan/planner.h"
+#include "kvcache/spec/spec.h"
 #include "runtime/family.h"
 #include "runtime/generator.h"
 #include "runtime/prompt.h"

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kernels/key_basis.h"
+#include "kvcache/plan/sequence_bounds.h"
 #include "kvcache/policy_cache.h"
-#include "kvcache/sequence_bounds.h"
 #include "tests/cuda/fixture.h"
 #include "tests/kvcache/lives.h"
 #include "tests/kvcache/quantizers/make.h"

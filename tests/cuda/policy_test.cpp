@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kernels/base/queue.h"
+#include "kvcache/plan/sequence_bounds.h"
 #include "kvcache/policy_cache.h"
-#include "kvcache/sequence_bounds.h"
 #include "tests/kvcache/groups.h"
 #include "tests/kvcache/lives.h"
 #include "tests/watched_cache.h"

@@ -8,8 +8,8 @@
 
 #include "kernels/base/queue.h"
 #include "kvcache/make_cache.h"
-#include "kvcache/planner.h"
-#include "kvcache/spec.h"
+#include "kvcache/plan/planner.h"
+#include "kvcache/spec/spec.h"
 #include "llm/llama.h"
 #include "tests/cuda/fixture.h"
 #include "tests/reference/random_weights.h"

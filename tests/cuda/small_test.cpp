@@ -220,8 +220,8 @@ TEST_F(SmallPacked, CodesOfTheTensorCores) {
   }
 }
 
-/// What the fused attention serves (kernels/cuda/fused_table.h), and values whose scales are so
-/// large that weights are raised less.
+/// What the fused attention serves (kernels/cuda/attend/fused_table.h), and values whose scales are
+/// so large that weights are raised less.
 TEST_F(SmallPacked, KeysAndValuesInOnePass) {
   using enum ScaleAxis;
   using enum CodeFormat;

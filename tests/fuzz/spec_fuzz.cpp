@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "kvcache/formula.h"
-#include "kvcache/planner.h"
-#include "kvcache/spec.h"
+#include "kvcache/plan/formula.h"
+#include "kvcache/plan/planner.h"
+#include "kvcache/spec/spec.h"
 #include "runtime/spec_file.h"
 
 namespace {

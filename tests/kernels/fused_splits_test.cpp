@@ -1,4 +1,4 @@
-#include "kernels/cuda/fused_splits.h"
+#include "kernels/cuda/attend/fused_splits.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "kvcache/conflicts.h"
+#include "kvcache/plan/conflicts.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "kvcache/planner.h"
-#include "kvcache/words.h"
+#include "kvcache/plan/planner.h"
+#include "kvcache/spec/words.h"
 
 namespace kvlm {
 namespace {

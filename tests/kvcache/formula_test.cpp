@@ -1,4 +1,4 @@
-#include "kvcache/formula.h"
+#include "kvcache/plan/formula.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "kvcache/planner.h"
+#include "kvcache/plan/planner.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

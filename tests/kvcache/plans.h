@@ -5,8 +5,8 @@
 #include <string>
 
 #include "kernels/base/error.h"
-#include "kvcache/planner.h"
-#include "kvcache/spec.h"
+#include "kvcache/plan/planner.h"
+#include "kvcache/spec/spec.h"
 
 namespace kvlm::test {
 

@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "kvcache/formula.h"
 #include "kvcache/make_cache.h"
-#include "kvcache/registry.h"
+#include "kvcache/plan/formula.h"
+#include "kvcache/plan/sequence_bounds.h"
 #include "kvcache/retention/common.h"
-#include "kvcache/sequence_bounds.h"
+#include "kvcache/spec/registry.h"
 #include "tests/allocations.h"
 #include "tests/kvcache/feeder.h"
 #include "tests/kvcache/plans.h"

@@ -1,4 +1,4 @@
-#include "kvcache/policy.h"
+#include "kvcache/spec/policy.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "kvcache/registry.h"
+#include "kvcache/spec/registry.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-#include "kvcache/spec.h"
+#include "kvcache/spec/spec.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "kvcache/registry.h"
-#include "kvcache/words.h"
+#include "kvcache/spec/registry.h"
+#include "kvcache/spec/words.h"
 
 namespace kvlm {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvcache/words.h"
+#include "kvcache/spec/words.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

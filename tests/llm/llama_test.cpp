@@ -17,8 +17,8 @@
 
 #include "kernels/base/error.h"
 #include "kvcache/make_cache.h"
-#include "kvcache/planner.h"
-#include "kvcache/spec.h"
+#include "kvcache/plan/planner.h"
+#include "kvcache/spec/spec.h"
 #include "tests/allocations.h"
 #include "tests/reference/dense.h"
 #include "tests/reference/random_weights.h"

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "kvcache/planner.h"
-#include "kvcache/registry.h"
+#include "kvcache/plan/planner.h"
+#include "kvcache/spec/registry.h"
 #include "tests/reference/half.h"
 #include "tests/reference/merge.h"
 #include "tests/reference/quantize.h"

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvcache/policy.h"
+#include "kvcache/spec/policy.h"
 #include "tests/reference/merge.h"
 
 // Independent: which rows a prompt leaves and which slot a step drops, written from

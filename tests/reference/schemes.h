@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvcache/policy.h"
+#include "kvcache/spec/policy.h"
 #include "tests/reference/quantize.h"
 #include "tests/reference/vidkv.h"
 

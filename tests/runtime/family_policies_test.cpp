@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <set>
 
-#include "kvcache/registry.h"
+#include "kvcache/spec/registry.h"
 #include "tests/kvcache/plans.h"
 #include "tests/runtime/golden.h"
 #include "tests/runtime/recording_model.h"

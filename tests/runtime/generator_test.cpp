@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "kernels/base/error.h"
-#include "kvcache/formula.h"
+#include "kvcache/plan/formula.h"
 #include "tests/allocations.h"
 #include "tests/runtime/golden.h"
 #include "tests/runtime/loading/safetensors_writer.h"

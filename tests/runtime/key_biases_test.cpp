@@ -6,8 +6,8 @@
 
 #include <memory>
 
-#include "kvcache/planner.h"
-#include "kvcache/spec.h"
+#include "kvcache/plan/planner.h"
+#include "kvcache/spec/spec.h"
 
 namespace kvlm {
 namespace {

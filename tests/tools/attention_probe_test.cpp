@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "kvcache/make_cache.h"
-#include "kvcache/policy.h"
+#include "kvcache/spec/policy.h"
 #include "tests/kvcache/feeder.h"
 #include "tests/kvcache/plans.h"
 #include "tests/watched_cache.h"

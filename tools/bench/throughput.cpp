@@ -15,7 +15,7 @@
 #include "kernels/fill.h"
 #include "kernels/roofline.h"
 #include "kvcache/make_cache.h"
-#include "kvcache/planner.h"
+#include "kvcache/plan/planner.h"
 #include "runtime/spec_file.h"
 #include "tools/bench/statistics.h"
 #include "tools/bench/throughput_plan.h"

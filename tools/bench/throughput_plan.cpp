@@ -10,7 +10,7 @@
 #include "kernels/base/error.h"
 #include "kernels/base/human_bytes.h"
 #include "kvcache/make_cache.h"
-#include "kvcache/planner.h"
+#include "kvcache/plan/planner.h"
 #include "runtime/spec_file.h"
 #include "tools/common/csv.h"
 #include "tools/common/model_shape.h"

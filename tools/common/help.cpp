@@ -10,7 +10,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
-#include "kvcache/words.h"
+#include "kvcache/spec/words.h"
 
 // Help at 80 columns, and what the programs say about arguments that they have not.
 namespace kvlm {

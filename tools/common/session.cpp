@@ -7,7 +7,7 @@
 
 #include "kernels/base/error.h"
 #include "kvcache/make_cache.h"
-#include "kvcache/planner.h"
+#include "kvcache/plan/planner.h"
 #include "runtime/family.h"
 #include "runtime/key_biases.h"
 #include "runtime/loading/checkpoint.h"

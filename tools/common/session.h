@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "kvcache/cache_plan.h"
 #include "kvcache/kv_cache.h"
+#include "kvcache/plan/cache_plan.h"
 #include "runtime/generator.h"
 #include "runtime/model.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kvcache/policy_cache.h"
-#include "kvcache/spec.h"
+#include "kvcache/spec/spec.h"
 
 namespace kvlm {
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "kernels/base/error.h"
-#include "kvcache/registry.h"
+#include "kvcache/spec/registry.h"
 
 namespace kvlm {
 

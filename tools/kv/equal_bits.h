@@ -1,7 +1,7 @@
 #pragma once
 
-#include "kvcache/policy.h"
-#include "kvcache/spec.h"
+#include "kvcache/spec/policy.h"
+#include "kvcache/spec/spec.h"
 #include "tools/kv/estimate.h"
 
 namespace kvlm {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <span>
 
-#include "kvcache/planner.h"
+#include "kvcache/plan/planner.h"
 
 namespace kvlm {
 

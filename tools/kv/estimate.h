@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "kvcache/formula.h"
-#include "kvcache/policy.h"
+#include "kvcache/plan/formula.h"
+#include "kvcache/spec/policy.h"
 
 namespace kvlm {
 

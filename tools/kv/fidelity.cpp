@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "kvcache/planner.h"
+#include "kvcache/plan/planner.h"
 #include "runtime/policy_profile.h"
 #include "runtime/spec_file.h"
 #include "tools/common/csv.h"

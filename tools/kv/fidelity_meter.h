@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kvcache/cache_plan.h"
+#include "kvcache/plan/cache_plan.h"
 #include "runtime/forced_run.h"
 #include "tools/common/session.h"
 #include "tools/kv/attention_probe.h"

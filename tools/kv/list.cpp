@@ -9,8 +9,8 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
-#include "kvcache/registry.h"
-#include "kvcache/words.h"
+#include "kvcache/spec/registry.h"
+#include "kvcache/spec/words.h"
 #include "tools/common/help.h"
 #include "tools/common/program.h"
 #include "tools/kv/commands.h"

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "kvcache/policy.h"
+#include "kvcache/spec/policy.h"
 
 namespace kvlm {
 

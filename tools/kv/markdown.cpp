@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "kvcache/registry.h"
-#include "kvcache/spec.h"
+#include "kvcache/spec/registry.h"
+#include "kvcache/spec/spec.h"
 #include "tools/kv/estimate.h"
 #include "tools/kv/list.h"
 

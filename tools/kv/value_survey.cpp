@@ -8,8 +8,8 @@
 
 #include "kernels/base/error.h"
 #include "kernels/pack.h"
-#include "kvcache/planner.h"
-#include "kvcache/spec.h"
+#include "kvcache/plan/planner.h"
+#include "kvcache/spec/spec.h"
 
 namespace kvlm {
 

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "kernels/base/printable.h"
-#include "kvcache/planner.h"
+#include "kvcache/plan/planner.h"
+#include "kvcache/plan/sequence_bounds.h"
 #include "kvcache/policy_cache.h"
-#include "kvcache/sequence_bounds.h"
-#include "kvcache/spec.h"
+#include "kvcache/spec/spec.h"
 #include "runtime/forced_run.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"

@@ -11,7 +11,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
-#include "kvcache/words.h"
+#include "kvcache/spec/words.h"
 #include "tools/common/program.h"
 
 // What a line of a chat means: a question, or a command with a path as a shell would read it; and

@@ -11,7 +11,7 @@
 #include "kernels/base/printable.h"
 #include "kernels/base/queue.h"
 #include "kvcache/make_cache.h"
-#include "kvcache/planner.h"
+#include "kvcache/plan/planner.h"
 #include "runtime/policy_profile.h"
 #include "runtime/prompt.h"
 #include "runtime/spec_file.h"

@@ -9,7 +9,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
-#include "kvcache/words.h"
+#include "kvcache/spec/words.h"
 #include "runtime/loading/config.h"
 #include "runtime/loading/plain_text.h"
 #include "tools/common/file_name.h"

@@ -8,7 +8,7 @@
 #include <system_error>
 
 #include "kernels/base/printable.h"
-#include "kvcache/spec.h"
+#include "kvcache/spec/spec.h"
 #include "runtime/policy_profile.h"
 #include "runtime/spec_file.h"
 #include "tools/run/file_identity.h"

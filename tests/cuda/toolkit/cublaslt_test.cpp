@@ -1,5 +1,5 @@
 // The library that products need is opened by name. Needs the CUDA toolkit, but no GPU.
-#include "kernels/cuda/cublaslt.h"
+#include "kernels/cuda/device/cublaslt.h"
 
 #include <gmock/gmock.h>
 

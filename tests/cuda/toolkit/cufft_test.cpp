@@ -1,10 +1,10 @@
 // The library of spectra is opened by name. Needs the CUDA toolkit, but no GPU.
-#include "kernels/cuda/cufft.h"
+#include "kernels/cuda/pack/cufft.h"
 
 #include <gmock/gmock.h>
 
 #include "kernels/base/error.h"
-#include "kernels/cuda/toolkit_library.h"
+#include "kernels/cuda/device/toolkit_library.h"
 
 namespace kvlm::cuda {
 namespace {

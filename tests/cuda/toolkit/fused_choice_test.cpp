@@ -1,5 +1,5 @@
 // Which lanes the fused decode attention serves. Needs the CUDA toolkit, but no GPU.
-#include "kernels/cuda/fused_choice.h"
+#include "kernels/cuda/attend/fused_choice.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

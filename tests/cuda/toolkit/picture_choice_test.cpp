@@ -1,5 +1,5 @@
 // Which lanes picture_lanes.cu serves. Needs the CUDA toolkit, but no GPU.
-#include "kernels/cuda/picture_choice.h"
+#include "kernels/cuda/attend/picture_choice.h"
 
 #include <gtest/gtest.h>
 

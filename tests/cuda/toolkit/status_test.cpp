@@ -1,5 +1,5 @@
 // What the driver's errors become. Needs the CUDA toolkit, but no GPU.
-#include "kernels/cuda/status.h"
+#include "kernels/cuda/device/status.h"
 
 #include <gmock/gmock.h>
 

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "kvcache/plan/sequence_bounds.h"
 #include "kvcache/policy_cache.h"
-#include "kvcache/sequence_bounds.h"
 #include "tests/kvcache/feeder.h"
 #include "tests/kvcache/plans.h"
 

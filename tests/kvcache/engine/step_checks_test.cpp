@@ -6,8 +6,8 @@
 #include <string>
 
 #include "kernels/base/error.h"
+#include "kvcache/plan/sequence_bounds.h"
 #include "kvcache/policy_cache.h"
-#include "kvcache/sequence_bounds.h"
 #include "tests/kvcache/feeder.h"
 #include "tests/kvcache/plans.h"
 

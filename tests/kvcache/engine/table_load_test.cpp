@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "kvcache/engine/placed_rows.h"
+#include "kvcache/plan/sequence_bounds.h"
 #include "kvcache/policy_cache.h"
-#include "kvcache/sequence_bounds.h"
 #include "tests/kvcache/feeder.h"
 #include "tests/kvcache/plans.h"
 

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "kernels/base/error.h"
-#include "kvcache/formula.h"
+#include "kvcache/plan/formula.h"
 #include "tests/kvcache/quantizers/make.h"
 
 namespace kvlm {

@@ -3,9 +3,9 @@
 #include <memory>
 #include <string>
 
-#include "kvcache/planner.h"
+#include "kvcache/plan/planner.h"
 #include "kvcache/quantizer.h"
-#include "kvcache/spec.h"
+#include "kvcache/spec/spec.h"
 
 namespace kvlm::test {
 

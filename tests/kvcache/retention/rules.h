@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "kvcache/engine/least_score.h"
-#include "kvcache/policies.h"
-#include "kvcache/registry.h"
 #include "kvcache/retention.h"
-#include "kvcache/words.h"
+#include "kvcache/spec/policies.h"
+#include "kvcache/spec/registry.h"
+#include "kvcache/spec/words.h"
 
 // What the tests of retention rules share: rules from options, prompts of random importance, and a
 // layer that decodes.

@@ -1,0 +1,54 @@
+#pragma once
+
+#include "kernels/cuda/attend/attend_args.cuh"
+#include "kernels/cuda/attend/fused_choice.h"
+#include "kernels/cuda/attend/packed_tiles.cuh"
+
+// Decode attention over packed rows and f16 rows in one pass: scores, softmax and values of a split
+// of a lane by one block of threads, then one kernel that merges the splits.
+namespace kvlm::cuda::packed {
+
+/// How codes are scaled.
+enum class Scaled {
+  kChannel,  ///< by channel, alike for the rows of a block
+  kToken,    ///< by one number a row, or by one for all (ScaleAxis::kHead)
+  kToken32,  ///< by one number for each 32 channels of a row
+};
+
+/// What the launches of a layer share beside AttendArgs.
+struct FusedArgs {
+  // (lanes, splits, q_per_kv) of every split what its weights are relative to, in units of log2,
+  // and their sum
+  float2* ends;
+  float* outs;  // (lanes, splits, q_per_kv, head_dim)
+  int lanes;
+  int splits;      // of the longest lane, at most
+  int pair;        // which lanes a launch serves (DeviceLane::fused)
+  int blocks;      // that share the splits of a lane
+  int sources;     // of queries, the most of a lane
+  bool lose_rows;  // some lanes are placed (DeviceLane::live)
+};
+
+/// Groups of queries that a block serves at most: registers hold no more of long rows.
+constexpr int most_groups(int dim) { return dim > 128 ? 1 : 2; }
+/// Groups of queries that blocks serve.
+constexpr int fused_groups(int dim, int q_per_kv) {
+  return q_per_kv <= kGroupQueries ? 1 : most_groups(dim);
+}
+/// Blocks that the queries of a lane take.
+constexpr int fused_query_blocks(int dim, int q_per_kv) {
+  const int served = fused_groups(dim, q_per_kv) * kGroupQueries;
+  return (q_per_kv + served - 1) / served;
+}
+static_assert(fused_query_blocks(128, 8) == 1 && fused_query_blocks(256, 8) == 2);
+/// Blocks of a multiprocessor, for which registers are to suffice.
+constexpr int least_blocks(int dim, int groups) { return groups == 1 && dim <= 128 ? 4 : 2; }
+
+/// Blocks of the kernel of `pair` that the GPU holds at a time, for lanes of so many sources: by
+/// what launch bounds promise and shared memory allows, so it may hold more.
+int fused_resident_blocks(const AttendArgs& args, int pair, int sources, Stream& stream);
+void attend_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
+/// Merges the splits of the lanes that attend_fused() has served, but of those that one block has.
+void join_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
+
+}  // namespace kvlm::cuda::packed

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <span>
+
+#include "kernels/cuda/pack/kept_bytes.cuh"
+#include "kernels/key_basis.h"
+
+// The jobs of change_basis() where a GPU finds them.
+namespace kvlm::cuda {
+
+/// BasisJob.
+struct BasisRows {
+  const float* from;
+  float* to;
+  int rows;
+  int channels;  // which list
+  int before;    // rows of earlier jobs
+};
+
+struct BasisLaunch {
+  const BasisRows* jobs = nullptr;
+  const uint16_t* lists = nullptr;  // (orders of channels, dim)
+  const float* matrix = nullptr;    // null: channels are reordered only
+  unsigned count = 0;
+  int most = 0;  // rows of a job
+  int rows = 0;  // of all
+  int dim = 0;
+  int first = 0;
+  bool back = false;
+};
+
+/// Uploads jobs, their orders of channels and the matrix; what is `kept` stays.
+BasisLaunch describe_jobs(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
+                          KeptBytes* kept, Stream& stream);
+
+}  // namespace kvlm::cuda

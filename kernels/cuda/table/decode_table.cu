@@ -1,0 +1,728 @@
+// The host's part of a DecodeTable. It says once what a sequence holds (SlotDraft) and sends it to
+// the sequence's place; count_rows.cu then counts on the GPU, at the begin of every step, the row
+// that each lane gains and the rows that the last step has packed. Attention (attend_layer.cu)
+// reads the runs; row_pieces.cu serves layers that pack nothing and the full rows behind pictures.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cassert>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/buffer.h"
+#include "kernels/cuda/attend/attend_layer.h"
+#include "kernels/cuda/attend/launch_bounds.h"
+#include "kernels/cuda/table/count_rows.h"
+#include "kernels/cuda/table/drop_rows.h"
+#include "kernels/cuda/table/pack_windows.h"
+#include "kernels/cuda/table/placed_rows.h"
+#include "kernels/cuda/table/slot_draft.h"
+#include "kernels/cuda/table/weigh_rows.h"
+#include "kernels/decode_table.h"
+#include "kernels/row_moves.h"
+
+namespace kvlm {
+
+namespace {
+
+using namespace cuda;
+using namespace cuda::packed;
+
+/// Drafts of a table, at most, and what they may take together: pinned memory of the host, each as
+/// much as a slot takes on the GPU. One there always is.
+constexpr int kMostDrafts = 32;
+constexpr size_t kDraftBytes = size_t{64} << 20;
+
+/// A number that no table has given.
+uint64_t new_version() {
+  static std::atomic<uint64_t> last{uint64_t{1} << 63};
+  return ++last;
+}
+
+/// Layers whose windows are packed alike.
+struct ClassOfLayers {
+  WindowClass window;
+  std::vector<int> layers;
+};
+
+/// The most slots of a split of keys, for a batch whose lanes have `slots` in all.
+int key_split_slots(int64_t slots, Stream& stream) {
+  const int64_t wanted = int64_t{4} * stream.queue().multiprocessors();
+  int split = kAnySplitSlots;
+  while (split < kMostKeySlots && slots > split * wanted) split *= 2;
+  return split;
+}
+
+/// By what first rows turn, as often as they may: TableArgs::waves.
+Buffer waves_of(std::span<const float> frequencies, int turns, Device device) {
+  const size_t of_turn = 2 * frequencies.size();
+  std::vector<double> found(of_turn * static_cast<size_t>(turns + 1));
+  for (int by = 0; by <= turns; ++by) {
+    find_waves(frequencies, by,
+               std::span(found).subspan(static_cast<size_t>(by) * of_turn, of_turn));
+  }
+  Buffer waves(device, found.size() * sizeof(double));
+  copy_now(waves.data(), found.data(), waves.bytes());
+  return waves;
+}
+
+/// What kernels have to know of windows, (layers, 2).
+std::vector<DeviceWindow> sizes_of(std::span<const std::array<RowWindow, 2>> windows) {
+  std::vector<DeviceWindow> sizes;
+  for (const std::array<RowWindow, 2>& layer : windows) {
+    for (const RowWindow& window : layer) sizes.push_back({window.trigger, window.rows});
+  }
+  return sizes;
+}
+
+/// (layers,) so many layers, from each on, drop the same row; 0: with another.
+std::vector<int> dropping_together(std::span<const int> drops_with, size_t layers) {
+  std::vector<int> counts(layers, drops_with.empty() ? 1 : 0);
+  for (const int first : drops_with) ++counts[static_cast<size_t>(first)];
+  return counts;
+}
+
+/// Takes other memory for a buffer, which gives back what it has first.
+void take(Buffer& buffer, Device device, size_t bytes) {
+  buffer = Buffer();
+  buffer = Buffer(device, bytes);
+}
+
+/// Sends the first `count` entries of something that a draft says of its slot.
+template <class T>
+void send_some(const SlotDraft& draft, std::span<T> from, int count, Buffer& to, Stream& stream) {
+  if (count == 0) return;
+  std::byte* first = to.data() + static_cast<size_t>(draft.slot) * from.size_bytes();
+  const auto bytes = std::as_bytes(from.first(static_cast<size_t>(count)));
+  stream.queue().send(first, bytes.data(), bytes.size());
+}
+template <class T>
+void send_all(const SlotDraft& draft, std::span<T> from, Buffer& to, Stream& stream) {
+  send_some(draft, from, static_cast<int>(from.size()), to, stream);
+}
+
+/// `count` numbers from number `at` on, whichever stream fed the GPU.
+template <class T>
+std::vector<T> read_back(const Buffer& from, size_t at, size_t count, const char* op) {
+  std::vector<T> numbers(count);
+  check(cudaDeviceSynchronize(), op);
+  copy_now(numbers.data(), reinterpret_cast<const T*>(from.data()) + at, count * sizeof(T));
+  return numbers;
+}
+
+/// Says how the rows of lanes' sides lie.
+void take_sides(std::span<const DeviceTail> tails, PlacedCopy& copy) {
+  copy.sides.clear();
+  copy.held.clear();
+  for (const DeviceTail& tail : tails) {
+    copy.sides.push_back({{}, tail.first, tail.full, tail.blocks, tail.filling, tail.filled});
+    copy.held.push_back(tail.fixed_slots + tail.most_blocks * tail.block_rows + tail.ring_rows);
+  }
+}
+
+/// The sizes that are the same at every step.
+void take_sizes(const DraftPlan& plan, TableArgs& args) {
+  args.layers = plan.shape.layers;
+  args.heads = plan.shape.kv_heads;
+  args.side_runs = plan.side_runs();
+  args.q_per_kv = plan.shape.q_per_kv;
+  args.head_dim = plan.shape.head_dim;
+  args.weightings = plan.shape.remaps + 1;
+  args.dtype = plan.shape.rows;
+}
+
+}  // namespace
+
+struct DecodeTable::State {
+  State(const TableShape& of, std::span<const std::array<RowWindow, 2>> of_layers, Device at);
+
+  std::vector<uint8_t> rows_alone;                // TableShape::rows_alone
+  std::vector<std::array<RowWindow, 2>> windows;  // (layers,)
+  std::array<std::vector<ClassOfLayers>, 2> classes;
+  Device device;
+  LaunchBounds bounds;
+  std::vector<uint64_t> versions;  // by rows of a step
+  bool counted = false;            // in this step, and no rows have been stored since
+  std::vector<TableRow> step;
+
+  // (slots, layers, kv_heads, ...)
+  Buffer lanes, runs, tails, remaps, blocks, words;
+  // (layers, 2) windows and parts; layers by class; (layers,) slopes that were clamped
+  Buffer device_windows, device_parts, class_layers, together, clamped;
+  Buffer device_formats, device_step, scores, evicted;
+  Buffer weighed, came;
+  Buffer value_at, key_at, live, fixed, place_weights, gained_bytes;  // where packed rows may go
+  Buffer row_bits;
+  Buffer row_scores;  // (slots, layers, kv_heads, weighed_rows), if rows are scored
+  Buffer turned, waves;
+  Buffer pieces, row_lanes;  // (layers, rows of the step, kv_heads)
+  int row_parts = 0;         // of such a lane, at most
+
+  DraftPlan plan;
+  FormatList formats;
+  size_t sent_formats = 0;
+  std::vector<std::unique_ptr<SlotDraft>> drafts;
+  std::vector<uint8_t> is_placed;  // (slots,) whose lanes are
+  int most_places = 0;             // TableArgs::most_places
+  bool weighs_slots = false;       // some lane is WeighedRows::by_slots
+  bool turns;                      // kept keys do
+
+  /// Slots of a lane, at most: where packed rows may go, empty places among them.
+  int longest() const { return std::max(plan.load.longest, plan.load.weighed_rows); }
+  int lanes_of_step() const { return static_cast<int>(step.size()) * plan.shape.kv_heads; }
+  bool holds_rows_alone(int layer) const;
+  /// Slots of a lane whose rows have weights, at most.
+  int weighed_slots() const {
+    if (weighs_slots) return std::max(most_places, longest());
+    return plan.shape.drops_packed ? most_places : plan.load.weighed_rows;
+  }
+  bool any_layer(bool rows_alone) const;
+  bool may_hold_pictures() const;
+  void note_ring(int rows);
+  void note_places(int places);
+  PieceLaunch rows_of(int layer, const float* q, float scale, Stream& stream);
+  void attend_rows(int layer, const float* q, float* out, float scale, Stream& stream);
+  void class_layers_of(size_t side);
+  void place_slots();
+  void place_drafted(size_t slots);
+  void place_counted(size_t slots);
+  void plan_drafts();
+  void note(SlotDraft& draft);
+  void send(SlotDraft& draft, Stream& stream);
+  void send_placed(SlotDraft& draft, Stream& stream);
+  void send_formats(Stream& stream);
+  void take_step(std::span<const TableRow> rows, Stream& stream);
+  void send_bounds(Stream& stream);
+  TableArgs table_args();
+  void point_weighed(TableArgs& args);
+  AttendArgs attend_args(int layer, const float* q, float* out, float scale);
+};
+
+DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWindow, 2>> of_layers,
+                          Device at)
+    : rows_alone(of.rows_alone.begin(), of.rows_alone.end()),
+      windows(of_layers.begin(), of_layers.end()),
+      device(at),
+      bounds(of.layers, 0),
+      device_windows(at, 2 * windows.size() * sizeof(DeviceWindow)),
+      device_parts(at, 2 * windows.size() * sizeof(int)),
+      class_layers(at, 2 * windows.size() * sizeof(int)),
+      together(at, windows.size() * sizeof(int)),
+      clamped(at, windows.size() * sizeof(unsigned long long)),
+      turns(!of.turned_by.empty()) {
+  assert(windows.size() == static_cast<size_t>(of.layers));
+  plan.shape = of;
+  plan.shape.rows_alone = {};  // kept above
+  plan.windows = windows;
+  clear_now(clamped.data(), clamped.bytes());
+  copy_now(device_windows.data(), sizes_of(windows).data(), device_windows.bytes());
+  for (const size_t side : {size_t{0}, size_t{1}}) class_layers_of(side);
+  const std::vector<int> counts = dropping_together(of.drops_with, windows.size());
+  copy_now(together.data(), counts.data(), together.bytes());
+}
+
+/// Whether a layer's lanes hold full rows and nothing else, of which nobody wants the weights, in a
+/// shape that row_pieces.cu reads at full speed.
+bool DecodeTable::State::holds_rows_alone(int layer) const {
+  const std::array<RowWindow, 2>& of = windows[static_cast<size_t>(layer)];
+  const bool no_runs = plan.load.fixed_runs == 0 ||
+                       (!rows_alone.empty() && rows_alone[static_cast<size_t>(layer)] != 0);
+  return no_runs && plan.shape.remaps == 0 && plan.shape.weights == RowWeights::kNone &&
+         of[0].format == nullptr && of[1].format == nullptr &&
+         reads_by_16(plan.shape.head_dim, plan.shape.rows);
+}
+
+/// Some layer does, or does not.
+bool DecodeTable::State::any_layer(bool rows_alone) const {
+  bool any = false;
+  for (int layer = 0; layer < plan.shape.layers; ++layer)
+    any |= holds_rows_alone(layer) == rows_alone;
+  return any;
+}
+
+/// Some lanes may be such as picture_lanes.cu serves.
+bool DecodeTable::State::may_hold_pictures() const {
+  return plan.load.fixed_runs > 0 && plan.shape.weights == RowWeights::kNone &&
+         plan.shape.rows == DType::kF16 && reads_by_16(plan.shape.head_dim, plan.shape.rows);
+}
+
+/// Makes room for the parts of a lane whose full rows are attended by row_pieces.cu.
+void DecodeTable::State::note_ring(int rows) {
+  const int parts = most_parts(rows);
+  if (parts <= row_parts) return;
+  row_parts = parts;
+  bounds.changed = true;
+}
+
+/// Makes room for the weights of a lane of so many places.
+void DecodeTable::State::note_places(int places) {
+  if (places == 0) return;
+  // Rounded up, so that sequences of about the same length launch the same.
+  int rounded = std::max(most_places, 2048);
+  while (rounded < places) rounded *= 2;
+  if (rounded == most_places) return;
+  most_places = rounded;
+  bounds.changed = true;
+}
+
+/// Groups layers whose windows are packed alike, so that one launch serves them.
+void DecodeTable::State::class_layers_of(size_t side) {
+  for (size_t layer = 0; layer < windows.size(); ++layer) {
+    const RowWindow& window = windows[layer][side];
+    if (window.format == nullptr) continue;
+    const auto alike = [&](const ClassOfLayers& c) {
+      const RowWindow& other = windows[static_cast<size_t>(c.layers[0])][side];
+      return *other.format == *window.format && other.rules == window.rules &&
+             other.trigger == window.trigger && other.rows == window.rows;
+    };
+    auto found = std::find_if(classes[side].begin(), classes[side].end(), alike);
+    if (found == classes[side].end()) {
+      classes[side].push_back({});
+      found = classes[side].end() - 1;
+      found->window = {*window.format, window.rules, window.trigger, window.rows, nullptr, 0};
+    }
+    found->layers.push_back(static_cast<int>(layer));
+  }
+  size_t first = side * windows.size();
+  for (ClassOfLayers& c : classes[side]) {
+    int* at = reinterpret_cast<int*>(class_layers.data()) + first;
+    copy_now(at, c.layers.data(), c.layers.size() * sizeof(int));
+    c.window.layers = at;
+    c.window.count = static_cast<unsigned>(c.layers.size());
+    first += c.layers.size();
+  }
+}
+
+/// Makes drafts for `load`, which point to nothing yet.
+void DecodeTable::State::plan_drafts() {
+  plan.longest = longest();
+  plan.rows_alone.clear();
+  for (int layer = 0; layer < plan.shape.layers; ++layer) {
+    plan.rows_alone.push_back(holds_rows_alone(layer) ? 1 : 0);
+  }
+  plan.bit_words = plan.shape.drops_packed ? PackedRowBits::words(plan.load.weighed_rows) : 0;
+  // Asked of the GPU here, where it is the thread's.
+  static_cast<void>(picture_limits());
+  static_cast<void>(most_shared_bytes());
+  if (drafts.empty()) drafts.push_back(std::make_unique<SlotDraft>(plan, formats));
+  drafts.front()->begin();
+  const size_t bytes = std::max<size_t>(1, drafts.front()->bytes());
+  const size_t some = std::clamp<size_t>(kDraftBytes / bytes, 1, kMostDrafts);
+  drafts.resize(std::min({drafts.size(), some, static_cast<size_t>(plan.load.slots)}));
+  for (size_t i = 1; i < drafts.size(); ++i) drafts[i]->begin();
+  while (drafts.size() < std::min(some, static_cast<size_t>(plan.load.slots))) {
+    drafts.push_back(std::make_unique<SlotDraft>(plan, formats));
+    drafts.back()->begin();
+  }
+}
+
+/// Takes memory for `load`, in which nothing is set.
+void DecodeTable::State::place_slots() {
+  const auto slots = static_cast<size_t>(plan.load.slots);
+  assert(2 * plan.side_runs() <= kMostRuns);
+  bounds = LaunchBounds(plan.shape.layers, plan.side_runs());
+  plan_drafts();
+  place_drafted(slots);
+  place_counted(slots);
+  // Where lanes find what lies apart.
+  plan.words = reinterpret_cast<const uint64_t*>(words.data());
+  plan.row_scores = reinterpret_cast<float*>(row_scores.data());
+  plan.place_weights = reinterpret_cast<float*>(place_weights.data());
+  plan.row_bits = reinterpret_cast<const uint32_t*>(row_bits.data());
+  is_placed.assign(slots, 0);
+  most_places = 0;
+  weighs_slots = false;
+  step.reserve(slots);
+  step.clear();
+  versions.assign(slots + 1, 0);
+}
+
+/// Takes memory for what drafts say of slots.
+void DecodeTable::State::place_drafted(size_t slots) {
+  const auto make = [&](Buffer& buffer, const auto& one) {
+    take(buffer, device, slots * one.size_bytes());
+  };
+  const SlotDraft& one = *drafts.front();
+  make(lanes, one.lanes);
+  make(runs, one.runs);
+  make(tails, one.tails);
+  make(remaps, one.remaps);
+  make(blocks, one.blocks);
+  make(words, one.words);
+  make(weighed, one.weighed);
+  make(came, one.came);
+  make(row_scores, one.scores);
+  make(turned, one.turned);
+  make(value_at, one.value_at);
+  make(key_at, one.key_at);
+  make(fixed, one.fixed);
+}
+
+/// Takes memory for what the GPU makes of them.
+void DecodeTable::State::place_counted(size_t slots) {
+  const size_t slot_lanes = slots * static_cast<size_t>(plan.lanes_of_slot());
+  if (turns) waves = waves_of(plan.shape.turned_by, plan.load.turns, device);
+  if (plan.shape.drops_packed) {
+    take(live, device, slot_lanes * 2 * static_cast<size_t>(plan.load.blocks) * sizeof(int));
+    take(place_weights, device, plan.compares() ? came.bytes() : 0);
+    take(gained_bytes, device, slots * sizeof(int64_t));
+    take(row_bits, device, slot_lanes * static_cast<size_t>(plan.bit_words) * sizeof(uint32_t));
+  }
+  take(device_step, device, slots * sizeof(TableRow));
+  take(evicted, device, slots * static_cast<size_t>(plan.shape.layers) * sizeof(int));
+  const auto heads = static_cast<size_t>(plan.shape.kv_heads * plan.shape.q_per_kv);
+  const bool scores_lanes = any_layer(/*rows_alone=*/false);
+  take(scores, device,
+       scores_lanes ? slots * heads * static_cast<size_t>(longest()) * sizeof(float) : 0);
+  const bool rows_apart = any_layer(/*rows_alone=*/true) || may_hold_pictures();
+  take(pieces, device, rows_apart ? slot_lanes * sizeof(DevicePiece) : 0);
+  take(row_lanes, device, rows_apart ? slot_lanes * sizeof(DeviceRowLane) : 0);
+}
+
+/// Makes launches reach what was laid.
+void DecodeTable::State::note(SlotDraft& draft) {
+  if (std::exchange(draft.bounds().changed, false)) bounds.take(draft.bounds());
+  assert(draft.ring_rows == 0 || pieces.bytes() > 0);
+  note_ring(draft.ring_rows);
+  note_places(draft.places);
+  if (draft.weighs_slots && !std::exchange(weighs_slots, true)) bounds.changed = true;
+}
+
+/// Sends a slot to its place.
+void DecodeTable::State::send(SlotDraft& draft, Stream& stream) {
+  note(draft);
+  if (formats.all().size() != sent_formats) send_formats(stream);
+  send_all(draft, draft.lanes, lanes, stream);
+  send_all(draft, draft.runs, runs, stream);
+  send_all(draft, draft.tails, tails, stream);
+  send_all(draft, draft.remaps, remaps, stream);
+  send_some(draft, draft.blocks, draft.used_blocks, blocks, stream);
+  send_some(draft, draft.words, draft.used_words, words, stream);
+  send_all(draft, draft.weighed, weighed, stream);
+  send_all(draft, draft.turned, turned, stream);
+  const bool placed = draft.lanes[0].placed;
+  is_placed[static_cast<size_t>(draft.slot)] = placed ? 1 : 0;
+  if (!draft.weighed.empty() && draft.weighed[0].by_slots) return;  // the host drops its rows
+  send_all(draft, draft.scores, row_scores, stream);
+  if (placed) {
+    send_placed(draft, stream);
+  } else if (plan.weighs()) {
+    send_all(draft, draft.came, came, stream);
+  }
+}
+
+/// What the GPU keeps of lanes that are placed beside that.
+void DecodeTable::State::send_placed(SlotDraft& draft, Stream& stream) {
+  if (draft.out_of_order) {
+    send_all(draft, draft.came, came, stream);
+    send_all(draft, draft.value_at, value_at, stream);
+    send_all(draft, draft.key_at, key_at, stream);
+  }
+  send_all(draft, draft.fixed, fixed, stream);
+  begin_places(table_args(), draft.slot, stream);
+}
+
+/// Takes the rows of a step, which may be those of the last one.
+void DecodeTable::State::take_step(std::span<const TableRow> rows, Stream& stream) {
+  if (std::ranges::equal(step, rows)) return;
+  step.assign(rows.begin(), rows.end());
+  bounds.cut_keys(key_split_slots(int64_t{lanes_of_step()} * plan.load.longest, stream));
+  try {
+    stream.queue().copy(device_step.data(), true, step.data(), false,
+                        step.size() * sizeof(TableRow));
+  } catch (...) {
+    step.clear();  // the GPU does not know these rows
+    throw;
+  }
+}
+
+/// Sends what the kernels that count have to know of all layers.
+void DecodeTable::State::send_bounds(Stream& stream) {
+  std::vector<int> parts;
+  for (int layer = 0; layer < plan.shape.layers; ++layer) {
+    for (const bool keys : {true, false}) parts.push_back(bounds.parts(layer, keys));
+  }
+  stream.queue().copy(device_parts.data(), true, parts.data(), false, device_parts.bytes());
+}
+
+void DecodeTable::State::send_formats(Stream& stream) {
+  const std::vector<PackedFormat>& all = formats.all();
+  const size_t bytes = all.size() * sizeof(PackedFormat);
+  if (device_formats.bytes() < bytes) device_formats = Buffer(device, 2 * bytes);
+  stream.queue().copy(device_formats.data(), true, all.data(), false, bytes);
+  sent_formats = all.size();
+  bounds.changed = true;  // they may lie elsewhere
+}
+
+TableArgs DecodeTable::State::table_args() {
+  TableArgs args{};
+  args.step = reinterpret_cast<const TableRow*>(device_step.data());
+  args.lanes = reinterpret_cast<DeviceLane*>(lanes.data());
+  args.runs = reinterpret_cast<DeviceRun*>(runs.data());
+  args.tails = reinterpret_cast<DeviceTail*>(tails.data());
+  args.windows = reinterpret_cast<const DeviceWindow*>(device_windows.data());
+  args.parts = reinterpret_cast<const int*>(device_parts.data());
+  args.formats = reinterpret_cast<const PackedFormat*>(device_formats.data());
+  args.compares = plan.compares();
+  args.scored = plan.shape.scored;
+  args.together = reinterpret_cast<const int*>(together.data());
+  if (plan.compares() || plan.shape.drops_packed) point_weighed(args);
+  if (turns) {
+    args.turned = reinterpret_cast<TurnedRows*>(turned.data());
+    args.waves = reinterpret_cast<const double*>(waves.data());
+    args.turned_half = static_cast<int>(plan.shape.turned_by.size());
+  }
+  args.scores = reinterpret_cast<float*>(scores.data());
+  take_sizes(plan, args);
+  args.rows = static_cast<int>(step.size());
+  args.longest = longest();
+  args.key_slots = bounds.key_slots();
+  if (pieces.bytes() == 0) return args;
+  args.pieces = reinterpret_cast<DevicePiece*>(pieces.data());
+  args.row_lanes = reinterpret_cast<DeviceRowLane*>(row_lanes.data());
+  args.row_parts = row_parts;
+  return args;
+}
+
+/// Where the kernels of rows that may go find what is kept of them.
+void DecodeTable::State::point_weighed(TableArgs& args) {
+  args.weighed = reinterpret_cast<DeviceWeighed*>(weighed.data());
+  args.came = reinterpret_cast<int*>(came.data());
+  args.weighed_rows = plan.load.weighed_rows;
+  args.weighed_slots = weighed_slots();
+  if (!plan.shape.drops_packed) return;
+  args.value_at = reinterpret_cast<int16_t*>(value_at.data());
+  args.key_at = reinterpret_cast<int16_t*>(key_at.data());
+  args.live = reinterpret_cast<int*>(live.data());
+  args.bytes = reinterpret_cast<unsigned long long*>(gained_bytes.data());
+  args.fixed = reinterpret_cast<DeviceFixedBlock*>(fixed.data());
+  args.row_bits = reinterpret_cast<uint32_t*>(row_bits.data());
+  args.bit_words = plan.bit_words;
+  args.most_places = most_places;
+  args.blocks = plan.load.blocks;
+  args.fixed_blocks = plan.load.fixed_blocks;
+}
+
+/// The full rows of a layer that row_pieces.cu serves, and where their states go.
+PieceLaunch DecodeTable::State::rows_of(int layer, const float* q, float scale, Stream& stream) {
+  const TableArgs table = table_args();
+  PieceLaunch launch{};
+  launch.pieces = table.pieces + int64_t{layer} * lanes_of_step();
+  launch.count = static_cast<unsigned>(lanes_of_step());
+  launch.parts = static_cast<unsigned>(table.row_parts);
+  launch.q_per_kv = plan.shape.q_per_kv;
+  launch.head_dim = plan.shape.head_dim;
+  launch.scale = scale;
+  launch.q_moved = q - static_cast<const float*>(nullptr);
+  launch.states = place_states(launch, int64_t{lanes_of_step()} * table.row_parts, stream);
+  return launch;
+}
+
+/// Attends in a layer that holds_rows_alone().
+void DecodeTable::State::attend_rows(int layer, const float* q, float* out, float scale,
+                                     Stream& stream) {
+  const PieceLaunch launch = rows_of(layer, q, scale, stream);
+  attend_pieces(launch, plan.shape.rows, stream);
+  join_parts(launch, table_args().row_lanes + int64_t{layer} * lanes_of_step(), launch.count,
+             out - static_cast<float*>(nullptr), stream);
+}
+
+AttendArgs DecodeTable::State::attend_args(int layer, const float* q, float* out, float scale) {
+  AttendArgs args{};
+  args.lanes = reinterpret_cast<const DeviceLane*>(lanes.data());
+  args.runs = reinterpret_cast<const DeviceRun*>(runs.data());
+  args.blocks = reinterpret_cast<const DeviceBlock*>(blocks.data());
+  args.formats = reinterpret_cast<const PackedFormat*>(device_formats.data());
+  args.remaps = reinterpret_cast<const ScoreRemap*>(remaps.data());
+  args.guarded = reinterpret_cast<unsigned long long*>(clamped.data()) + layer;
+  args.q_per_kv = plan.shape.q_per_kv;
+  args.head_dim = plan.shape.head_dim;
+  args.scale = scale;
+  args.q_moved = q - static_cast<const float*>(nullptr);
+  args.out_moved = out - static_cast<float*>(nullptr);
+  args.step = reinterpret_cast<const TableRow*>(device_step.data());
+  args.layer = layer;
+  args.layers = plan.shape.layers;
+  args.heads = plan.shape.kv_heads;
+  args.lane_runs = 2 * plan.side_runs();
+  return args;
+}
+
+DecodeTable::DecodeTable(const TableShape& shape, std::span<const std::array<RowWindow, 2>> windows,
+                         Device device)
+    : state_(std::make_unique<State>(shape, windows, device)) {}
+DecodeTable::~DecodeTable() = default;
+
+bool DecodeTable::holds(const TableLoad& load) const noexcept {
+  return state_->plan.load.holds(load);
+}
+
+void DecodeTable::reserve(const TableLoad& load) {
+  if (holds(load)) return;
+  TableLoad& held = state_->plan.load;
+  const int slots = held.slots;
+  held.grow(load);
+  if (held.slots > slots) held.slots = std::max(held.slots, slots + slots / 2);
+  try {
+    state_->place_slots();
+  } catch (...) {
+    held = {};  // what was there is gone: the next call takes memory again
+    state_->step.clear();
+    throw;
+  }
+}
+
+void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Stream& stream) {
+  if (layer == 0) await_drafts(1);
+  lay(0, slot, layer, lanes);
+  if (layer + 1 == state_->plan.shape.layers) send(0, stream);
+}
+
+int DecodeTable::drafts() const noexcept { return static_cast<int>(state_->drafts.size()); }
+
+void DecodeTable::await_drafts(size_t count) const {
+  for (size_t i = 0; i < count; ++i) state_->drafts[i]->wait();
+}
+
+void DecodeTable::lay(int draft, int slot, int layer, std::span<const TableLane> lanes) {
+  assert(slot < state_->plan.load.slots &&
+         lanes.size() == static_cast<size_t>(state_->plan.shape.kv_heads));
+  state_->drafts[static_cast<size_t>(draft)]->lay(slot, layer, lanes);
+}
+
+void DecodeTable::send(int draft, Stream& stream) {
+  SlotDraft& of = *state_->drafts[static_cast<size_t>(draft)];
+  state_->send(of, stream);
+  of.lend(stream);
+}
+
+void DecodeTable::start(std::span<const TableRow> rows, Stream& stream) {
+  State& state = *state_;
+  state.take_step(rows, stream);
+  if (state.bounds.changed) {
+    state.send_bounds(stream);
+    state.bounds.changed = false;
+    std::fill(state.versions.begin(), state.versions.end(), 0);
+  }
+  uint64_t& version = state.versions[rows.size()];
+  if (version == 0) version = new_version();
+  if (rows.empty()) return;
+  count_step(state.table_args(), stream);
+  state.counted = true;
+}
+
+void DecodeTable::store(int layer, const float* k, const float* v, Stream& stream) {
+  State& state = *state_;
+  if (state.step.empty()) return;
+  const bool waits = std::exchange(state.counted, false) || state.bounds.has_pictures(layer);
+  store_new_rows(state.table_args(), layer, waits, k, v, stream);
+}
+
+void DecodeTable::attend(int layer, const float* q, float* out, float scale, Stream& stream) {
+  State& state = *state_;
+  if (state.step.empty()) return;
+  if (state.holds_rows_alone(layer)) return state.attend_rows(layer, q, out, scale, stream);
+  LayerLaunch launch = state.bounds.layer_launch(layer, state.lanes_of_step());
+  launch.most_slots = state.longest();
+  const TableArgs table = state.table_args();
+  launch.table = &table;
+  launch.weightings = state.lanes_of_step() * (state.plan.shape.remaps + 1);
+  launch.channels = state.formats.channels(state.plan.shape.head_dim);
+  if ((launch.kinds.fused & kPictureKernels) != 0) {
+    launch.pictures.rows = state.rows_of(layer, q, scale, stream);
+    launch.pictures.lanes = table.row_lanes + int64_t{layer} * state.lanes_of_step();
+  }
+  launch_layer(launch, state.attend_args(layer, q, out, scale), stream);
+  if (!state.plan.weighs()) return;
+  add_row_weights(table, layer, state.plan.shape.weights == RowWeights::kSummed, stream);
+}
+
+void DecodeTable::pack(bool keys, Stream& stream) {
+  State& state = *state_;
+  if (state.step.empty()) return;
+  const int side = keys ? 0 : 1;
+  for (const ClassOfLayers& c : state.classes[static_cast<size_t>(side)]) {
+    pack_windows(state.table_args(), c.window, side, stream);
+  }
+}
+
+void DecodeTable::evict(std::span<const int> slots, Stream& stream) {
+  State& state = *state_;
+  assert(slots.size() == state.step.size() * static_cast<size_t>(state.plan.shape.layers));
+  stream.queue().copy(state.evicted.data(), true, slots.data(), false, slots.size_bytes());
+  const auto* evicted = reinterpret_cast<const int*>(state.evicted.data());
+  const auto is_placed = [&](const TableRow& row) {
+    return state.is_placed[static_cast<size_t>(row.slot)] != 0;
+  };
+  if (!std::all_of(state.step.begin(), state.step.end(), is_placed)) {
+    evict_slots(state.table_args(), evicted, stream);
+  }
+  if (std::any_of(state.step.begin(), state.step.end(), is_placed)) {
+    const bool alike = state.plan.weighs() && state.plan.shape.drops_alike;
+    evict_placed(state.table_args(), alike, evicted, stream);
+  }
+}
+
+void DecodeTable::drop_least(Stream& stream) {
+  if (state_->step.empty()) return;
+  const TableShape& shape = state_->plan.shape;
+  if (shape.drops_packed) {
+    return drop_least_placed(state_->table_args(), shape.drops_alike, stream);
+  }
+  drop_least_weighed(state_->table_args(), shape.drops_alike, stream);
+}
+
+std::vector<int> DecodeTable::came(int slot) const {
+  const State& state = *state_;
+  const size_t of_slot = static_cast<size_t>(state.plan.lanes_of_slot()) *
+                         static_cast<size_t>(state.plan.load.weighed_rows);
+  return read_back<int>(state.came, static_cast<size_t>(slot) * of_slot, of_slot,
+                        "DecodeTable::came");
+}
+
+std::vector<int64_t> DecodeTable::gained_bytes() const {
+  return read_back<int64_t>(state_->gained_bytes, 0, static_cast<size_t>(state_->plan.load.slots),
+                            "DecodeTable::gained_bytes");
+}
+
+void DecodeTable::put_weights(std::span<const float> weights, float* to) const {
+  copy_now(to, weights.data(), weights.size_bytes());
+}
+
+void DecodeTable::read_placed(int slot, int layer, int layers, PlacedCopy& copy) const {
+  const State& state = *state_;
+  const auto heads = static_cast<size_t>(state.plan.shape.kv_heads);
+  const size_t lanes = heads * static_cast<size_t>(layers);
+  const size_t before =
+      heads * (static_cast<size_t>(slot) * static_cast<size_t>(state.plan.shape.layers) +
+               static_cast<size_t>(layer));
+  copy.places = static_cast<size_t>(state.plan.load.weighed_rows);
+  check(cudaDeviceSynchronize(), "DecodeTable::read_placed");  // whichever stream fed it
+  const auto read = [&]<class T>(std::vector<T>& to, const Buffer& from, size_t of_lane) {
+    to.resize(lanes * of_lane);
+    copy_now(to.data(), reinterpret_cast<const T*>(from.data()) + before * of_lane,
+             to.size() * sizeof(T));
+  };
+  read(copy.came, state.came, copy.places);
+  read(copy.value_at, state.value_at, copy.places);
+  if (state.plan.compares()) read(copy.weights, state.place_weights, copy.places);
+  std::vector<DeviceTail> tails;
+  read(tails, state.tails, 2);
+  take_sides(tails, copy);
+}
+
+bool DecodeTable::attends_in_place(int layer) const noexcept {
+  return state_->holds_rows_alone(layer);
+}
+
+uint64_t DecodeTable::version() const noexcept { return state_->versions[state_->step.size()]; }
+
+int64_t DecodeTable::guarded_remaps(int layer) const {
+  const auto count = read_back<unsigned long long>(state_->clamped, static_cast<size_t>(layer), 1,
+                                                   "DecodeTable::guarded_remaps");
+  return static_cast<int64_t>(count[0]);
+}
+
+}  // namespace kvlm
