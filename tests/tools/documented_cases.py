@@ -312,7 +312,7 @@ DOCUMENTED = [
          {"docs/data/": "", "--build build/cuda --device cuda --jobs 8 --batch-size 64": f"{_MEASURE} --models pocket-llava --limit 1 --kv f16"}),
     # CONTRIBUTING.md
     Case("tools/results/builds.py --device cuda --out compare.csv OLD/build/cuda build/cuda",
-         [matches(r"int4 +2 step_ms +[\d.]+ +[\d.]+  [\d.]+ \("), rows_of_data],
+         [matches(r"int4 +2 builds_step_ms +[\d.]+ +[\d.]+  [\d.]+ \("), rows_of_data],
          {"--device cuda": "--device cpu --only decode --model golden/llava_gqa --batches 1,2 --kv f16 --kv int4",
           "OLD/build/cuda build/cuda": "build/release build/release"}),
     Case("tools/results/page.py", [], {"page.py": "page.py --check"}),

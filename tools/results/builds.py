@@ -62,7 +62,7 @@ def decode(build: Path, options: argparse.Namespace):
             if "error" in row:
                 print(f"builds.py: {row['spec']}, batch {row['budget']}: {row['error']}", file=sys.stderr)
                 continue
-            yield ("decode", model, row["spec"], str(row["batch"]), "step_ms"), row["step_ms"]["median"], row, words
+            yield ("decode", model, row["spec"], str(row["batch"]), "builds_step_ms"), row["step_ms"]["median"], row, words
 
 
 def kernels(build: Path, options: argparse.Namespace):
@@ -71,7 +71,7 @@ def kernels(build: Path, options: argparse.Namespace):
              *(["--batch", "32", "--rows", "8192"] if cuda else ["-t", "1"])]  # fmt: skip
     for row in lines_of(build, words):
         key = ("kernels", f"head_dim {row['head_dim']}, {row['q_per_kv']} queries", row["format"], str(row["batch"]), "attention_us")
-        yield key, row["packed_ns_per_row"]["median"] * row["rows"] / 1000, row, words
+        yield key, row["packed_ns_per_row"]["median"] * row["rows"] * row["batch"] / 1000, row, words
 
 
 def captions(build: Path, options: argparse.Namespace):
@@ -106,7 +106,7 @@ def table(builds: list[Path], measured: list[dict[Key, list[float]]]) -> str:
         medians = [f"{statistics.median(of[key]):10.3f}" for of in measured]
         ratios = [old / new for old, new in zip(measured[0][key], measured[-1][key])] if len(builds) > 1 else []
         shown = f"  {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})" if ratios else ""
-        lines.append(f"{key[1]:32} {key[2]:38} {key[3]:>3} {key[4]:13} {' '.join(medians)}{shown}")
+        lines.append(f"{key[1]:32} {key[2]:38} {key[3]:>3} {key[4]:14} {' '.join(medians)}{shown}")
     return "\n".join(lines)
 
 
