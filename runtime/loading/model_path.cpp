@@ -13,7 +13,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
-#include "kvcache/words.h"
+#include "kvcache/spec/words.h"
 #include "runtime/family.h"
 
 // Finds the folder of a model by its name: a path, a name built in, or org/name[@revision] in the
