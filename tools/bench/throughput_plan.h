@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "kvcache/sequence_bounds.h"
+#include "kvcache/plan/sequence_bounds.h"
 #include "tools/bench/throughput.h"
 
 namespace kvlm {
