@@ -112,6 +112,9 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
     for (int i = 0; i < kMostPartRows / 32; ++i) {
       x[i] = i * 32 + warp_lane < rows ? weights[query][i * 32 + warp_lane] : -INFINITY;
       most = fmaxf(most, x[i]);
+      if (piece.scores != nullptr && i * 32 + warp_lane < rows) {
+        piece.scores[(first_query + query) * launch.score_stride + i * 32 + warp_lane] = x[i];
+      }
     }
     most = warp_max(most);
     float sum = 0;

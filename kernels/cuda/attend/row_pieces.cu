@@ -117,6 +117,9 @@ __global__ void __launch_bounds__(kPieceThreads) attend_piece(PieceLaunch launch
 #pragma unroll
       for (int j = 0; j < kQueries; ++j) {
         if (j >= queries) break;
+        if (piece.scores != nullptr) {
+          piece.scores[(first + j) * launch.score_stride + row] = scores[j][row];
+        }
         const float weight = __expf(scores[j][row] - maxima[j]);
         scores[j][row] = weight;
         sums[j] += weight;
@@ -246,6 +249,9 @@ __global__ void __launch_bounds__(kJoinThreads)
     }
   }
   sum = block_reduce<kJoinThreads>(sum, false, of_warps);
+  if (launch.log_sums != nullptr && thread == 0) {
+    launch.log_sums[static_cast<int>(blockIdx.x) * launch.q_per_kv + query] = maximum + __logf(sum);
+  }
 #pragma unroll
   for (int j = 0; j < kChannels; ++j) {
     const int channel = thread + j * kJoinThreads;

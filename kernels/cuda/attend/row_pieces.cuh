@@ -44,6 +44,10 @@ struct PieceLaunch {
   float scale;
   float* states;    // of all parts, each out (q_per_kv, head_dim), max, sum (q_per_kv), padding
   int64_t q_moved;  // floats from where pieces say that queries are
+  // (pieces, q_per_kv, score_stride) q . k of every row, scaled; null: not wanted.
+  float* scores = nullptr;
+  int score_stride = 0;
+  float* log_sums = nullptr;  // (pieces, q_per_kv) log of the sum of exp(score), with `scores`
 
   /// Floats of a part's state: it starts where vectors do.
   VLM_HD int64_t state_floats() const { return (int64_t{q_per_kv} * (2 + head_dim) + 3) / 4 * 4; }
@@ -64,6 +68,7 @@ struct PiecePart {
   int rows = -1;       ///< -1: there is no such part
   int before_end = 0;  ///< so many rows lie in front of the end of the ring
   int ring_rows = 0;
+  float* scores = nullptr;  ///< PieceLaunch.scores of row 0, for query 0
   SoftmaxState state;
 
   /// Where row `row` lies, in rows from row 0.
@@ -89,6 +94,9 @@ __device__ inline PiecePart part_of(const PieceLaunch& l, int element_bytes) {
   const int64_t bytes = static_cast<int64_t>(first) * l.head_dim * element_bytes;
   made.keys = piece.cached.keys + bytes;
   made.values = piece.cached.values + bytes;
+  if (l.scores != nullptr) {
+    made.scores = l.scores + int64_t{blockIdx.x} * l.q_per_kv * l.score_stride + skipped;
+  }
   return made;
 }
 

@@ -151,7 +151,7 @@ struct DecodeTable::State {
   Buffer lanes, runs, tails, remaps, blocks, words;
   // (layers, 2) windows and parts; layers by class; (layers,) slopes that were clamped
   Buffer device_windows, device_parts, class_layers, together, clamped;
-  Buffer device_formats, device_step, scores, evicted;
+  Buffer device_formats, device_step, scores, log_sums, evicted;
   Buffer weighed, came;
   Buffer value_at, key_at, live, fixed, place_weights, gained_bytes;  // where packed rows may go
   Buffer row_bits;
@@ -184,6 +184,7 @@ struct DecodeTable::State {
   void note_places(int places);
   PieceLaunch rows_of(int layer, const float* q, float scale, Stream& stream);
   void attend_rows(int layer, const float* q, float* out, float scale, Stream& stream);
+  void add_weights(int layer, const float* log_sums, Stream& stream);
   void class_layers_of(size_t side);
   void place_slots();
   void place_drafted(size_t slots);
@@ -223,14 +224,13 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
   copy_now(together.data(), counts.data(), together.bytes());
 }
 
-/// Whether a layer's lanes hold full rows and nothing else, of which nobody wants the weights, in a
-/// shape that row_pieces.cu reads at full speed.
+/// Whether a layer's lanes hold full rows and nothing else, in a shape that row_pieces.cu reads at
+/// full speed.
 bool DecodeTable::State::holds_rows_alone(int layer) const {
   const std::array<RowWindow, 2>& of = windows[static_cast<size_t>(layer)];
   const bool no_runs = plan.load.fixed_runs == 0 ||
                        (!rows_alone.empty() && rows_alone[static_cast<size_t>(layer)] != 0);
-  return no_runs && plan.shape.remaps == 0 && plan.shape.weights == RowWeights::kNone &&
-         of[0].format == nullptr && of[1].format == nullptr &&
+  return no_runs && plan.shape.remaps == 0 && of[0].format == nullptr && of[1].format == nullptr &&
          reads_by_16(plan.shape.head_dim, plan.shape.rows);
 }
 
@@ -373,9 +373,10 @@ void DecodeTable::State::place_counted(size_t slots) {
   take(device_step, device, slots * sizeof(TableRow));
   take(evicted, device, slots * static_cast<size_t>(plan.shape.layers) * sizeof(int));
   const auto heads = static_cast<size_t>(plan.shape.kv_heads * plan.shape.q_per_kv);
-  const bool scores_lanes = any_layer(/*rows_alone=*/false);
+  const bool keeps_scores = any_layer(/*rows_alone=*/false) || plan.weighs();
   take(scores, device,
-       scores_lanes ? slots * heads * static_cast<size_t>(longest()) * sizeof(float) : 0);
+       keeps_scores ? slots * heads * static_cast<size_t>(longest()) * sizeof(float) : 0);
+  take(log_sums, device, plan.weighs() ? slots * heads * sizeof(float) : 0);
   const bool rows_apart = any_layer(/*rows_alone=*/true) || may_hold_pictures();
   take(pieces, device, rows_apart ? slot_lanes * sizeof(DevicePiece) : 0);
   take(row_lanes, device, rows_apart ? slot_lanes * sizeof(DeviceRowLane) : 0);
@@ -517,6 +518,11 @@ PieceLaunch DecodeTable::State::rows_of(int layer, const float* q, float scale, 
   launch.scale = scale;
   launch.q_moved = q - static_cast<const float*>(nullptr);
   launch.states = place_states(launch, int64_t{lanes_of_step()} * table.row_parts, stream);
+  if (plan.weighs()) {
+    launch.scores = table.scores;
+    launch.score_stride = table.longest;
+    launch.log_sums = reinterpret_cast<float*>(log_sums.data());
+  }
   return launch;
 }
 
@@ -527,6 +533,14 @@ void DecodeTable::State::attend_rows(int layer, const float* q, float* out, floa
   attend_pieces(launch, plan.shape.rows, stream);
   join_parts(launch, table_args().row_lanes + int64_t{layer} * lanes_of_step(), launch.count,
              out - static_cast<float*>(nullptr), stream);
+  if (plan.weighs()) add_weights(layer, launch.log_sums, stream);
+}
+
+/// Adds the weights of a layer's rows to what the table keeps of them.
+///   log_sums  PieceLaunch::log_sums where lanes' `weights` are scores; null: they are weights
+void DecodeTable::State::add_weights(int layer, const float* log_sums, Stream& stream) {
+  const bool summed = plan.shape.weights == RowWeights::kSummed;
+  add_row_weights(table_args(), layer, summed, log_sums, stream);
 }
 
 AttendArgs DecodeTable::State::attend_args(int layer, const float* q, float* out, float scale) {
@@ -635,8 +649,7 @@ void DecodeTable::attend(int layer, const float* q, float* out, float scale, Str
     launch.pictures.lanes = table.row_lanes + int64_t{layer} * state.lanes_of_step();
   }
   launch_layer(launch, state.attend_args(layer, q, out, scale), stream);
-  if (!state.plan.weighs()) return;
-  add_row_weights(table, layer, state.plan.shape.weights == RowWeights::kSummed, stream);
+  if (state.plan.weighs()) state.add_weights(layer, nullptr, stream);
 }
 
 void DecodeTable::pack(bool keys, Stream& stream) {

@@ -12,8 +12,10 @@ namespace {
 constexpr int kThreads = 256;
 
 /// Block (lane, slots).
-__global__ void __launch_bounds__(kThreads) add_weights(TableArgs table, int layer, bool summed) {
-  const int at = table.lane_at(layer, static_cast<int>(blockIdx.x));
+__global__ void __launch_bounds__(kThreads)
+    add_weights(TableArgs table, int layer, bool summed, const float* log_sums) {
+  const auto number = static_cast<int>(blockIdx.x);
+  const int at = table.lane_at(layer, number);
   const DeviceLane& lane = table.lanes[at];
   const DeviceTail& keys = table.tails[at * 2];
   const int slot = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
@@ -27,7 +29,10 @@ __global__ void __launch_bounds__(kThreads) add_weights(TableArgs table, int lay
   }
   float sum = 0;
   for (int head = 0; head < table.q_per_kv; ++head) {
-    sum += lane.weights[static_cast<int64_t>(head) * lane.slots + value];
+    sum += log_sums == nullptr
+               ? lane.weights[static_cast<int64_t>(head) * lane.slots + value]
+               : __expf(lane.weights[static_cast<int64_t>(head) * table.longest + slot] -
+                        log_sums[number * table.q_per_kv + head]);
   }
   float& weight = table.weighed[at].weights[place];
   const bool known = summed && slot != keys.packed_slots() + keys.newest;
@@ -62,11 +67,12 @@ __global__ void __launch_bounds__(kThreads) drop_least(TableArgs table, int head
 
 }  // namespace
 
-void add_row_weights(const TableArgs& table, int layer, bool summed, Stream& stream) {
+void add_row_weights(const TableArgs& table, int layer, bool summed, const float* log_sums,
+                     Stream& stream) {
   if (table.weighed_slots == 0) return;
   const dim3 grid(static_cast<unsigned>(table.rows * table.heads),
                   static_cast<unsigned>(ceil_div(table.weighed_slots, kThreads)));
-  add_weights<<<grid, kThreads, 0, native(stream)>>>(table, layer, summed);
+  add_weights<<<grid, kThreads, 0, native(stream)>>>(table, layer, summed, log_sums);
   check_launch("DecodeTable::attend");
 }
 
