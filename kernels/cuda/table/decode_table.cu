@@ -224,8 +224,7 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
   copy_now(together.data(), counts.data(), together.bytes());
 }
 
-/// Whether a layer's lanes hold full rows and nothing else, in a shape that row_pieces.cu reads at
-/// full speed.
+/// Whether a layer has unpacked tokens alone, in a shape that row_pieces.cu reads at full speed.
 bool DecodeTable::State::holds_rows_alone(int layer) const {
   const std::array<RowWindow, 2>& of = windows[static_cast<size_t>(layer)];
   const bool no_runs = plan.load.fixed_runs == 0 ||
@@ -537,7 +536,7 @@ void DecodeTable::State::attend_rows(int layer, const float* q, float* out, floa
 }
 
 /// Adds the weights of a layer's rows to what the table keeps of them.
-///   log_sums  PieceLaunch::log_sums where lanes' `weights` are scores; null: they are weights
+///   log_sums  of PieceLaunch, if attention has stored scores; null: it has stored weights
 void DecodeTable::State::add_weights(int layer, const float* log_sums, Stream& stream) {
   const bool summed = plan.shape.weights == RowWeights::kSummed;
   add_row_weights(table_args(), layer, summed, log_sums, stream);
