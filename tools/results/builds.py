@@ -123,6 +123,9 @@ def main() -> int:
     options = parser.parse_args()
     if len(options.builds) > 2:
         parser.error("give one build, or an old and a new one")
+    for program in (build / "tools" / name for build in options.builds for name in ("vlm-bench", "vlm-run")):
+        if not program.is_file():
+            parser.error(f"{program} does not exist; give the folder of a build that has its programs, such as build/cuda")
     measured: list[dict[Key, list[float]]] = [{} for _ in options.builds]
     found: dict[tuple[int, Key], Figure] = {}
     for round_ in range(options.rounds):
