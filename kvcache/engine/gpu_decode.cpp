@@ -68,11 +68,20 @@ std::unique_ptr<DecodeTable> make_table(const CacheTraits& traits, int remaps) {
     windows.push_back(
         {window_of(traits, layer, KvSide::kKeys), window_of(traits, layer, KvSide::kValues)});
   }
-  return std::make_unique<DecodeTable>(
-      TableShape{shape.layers, shape.kv_heads, shape.q_per_kv(), shape.head_dim, traits.plan().rows,
-                 remaps, weights_of(traits), !traits.layouts().per_head(), traits.table().places,
-                 traits.table().scores, traits.plan().pairs, rows_alone, turned_by(traits)},
-      windows, traits.device());
+  const TableShape table{.layers = shape.layers,
+                         .kv_heads = shape.kv_heads,
+                         .q_per_kv = shape.q_per_kv(),
+                         .head_dim = shape.head_dim,
+                         .rows = traits.plan().rows,
+                         .remaps = remaps,
+                         .weights = weights_of(traits),
+                         .drops_alike = !traits.layouts().per_head(),
+                         .drops_packed = traits.table().places,
+                         .scored = traits.table().scores,
+                         .drops_with = traits.plan().pairs,
+                         .rows_alone = rows_alone,
+                         .turned_by = turned_by(traits)};
+  return std::make_unique<DecodeTable>(table, windows, traits.device());
 }
 
 }  // namespace
