@@ -1,383 +1,33 @@
 #include <algorithm>
 #include <chrono>
-#include <map>
-#include <mutex>
 #include <optional>
-#include <string>
-#include <tuple>
 
 #include "kernels/base/error.h"
-#include "kernels/cuda/device/cublaslt.h"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/model/activation.cuh"
 #include "kernels/cuda/model/activation.h"
 #include "kernels/cuda/model/elementwise.h"
+#include "kernels/cuda/product/few_rows.h"
 #include "kernels/cuda/product/gemm.h"
+#include "kernels/cuda/product/library_product.h"
 #include "kernels/cuda/product/warpgroup_product.h"
 #include "kernels/elementwise.h"
 
 // Matrix products y = x W^T. Four kernels share them by shape:
 //
-// - up to 4 rows of x with regular weights: few_rows, where the warps of a block read 16 bytes of
-//   weights a thread, each byte once for all rows, and may serve several products of the same x (q,
-//   k and v; gate and up);
+// - up to 4 rows of x with regular weights: few_rows.cu, which may serve several products of the
+//   same x (q, k and v; gate and up);
 // - more rows, all in one half format, stored at once or after an exact GELU, and 32 rows or more
-//   behind a gate, of weights long enough: warpgroup_product.cu on GPUs of compute capability 9.0;
-// - other products of more rows: cuBLASLt on the tensor cores, whose choice for a shape is made
-//   once and kept, with x rounded to the weights' type; small products of one shape in one call;
+//   of a gated MLP with long enough weights: warpgroup_product.cu on GPUs of compute capability 9.0;
+// - other products of more rows: cuBLASLt (library_product.cu), with x rounded to the weights' type;
+//   small products of one shape in one call;
 // - any other alignment or width: one warp an output (multiply_odd).
 //
-// The gate of an MLP is applied by few_rows and warpgroup_product.cu themselves. Every other tail
-// (activation, scale, sum) is done by cuBLASLt where it can, else by a pass behind the product.
+// The gate of an MLP is applied by few_rows.cu and warpgroup_product.cu themselves. Every other tail
+// (activation, scale, sum) is done by cuBLASLt where it can, else by a second kernel (finish_rows).
 namespace kvlm::cuda {
 
 namespace {
-
-void check_blas(cublasStatus_t status, std::string_view what) {
-  if (status == CUBLAS_STATUS_SUCCESS) return;
-  throw Error(status == CUBLAS_STATUS_ALLOC_FAILED ? ErrorCode::kOutOfMemory : ErrorCode::kDevice,
-              std::string(what) + ": cuBLASLt reports \"" + cublaslt().status_string(status) +
-                  "\"; start again, with a smaller batch if the GPU's memory is full");
-}
-
-constexpr size_t kWorkspaceBytes = size_t{32} << 20;
-
-// ------------------------------------------------------------------------------- matrix products
-
-cudaDataType_t blas_type(DType dtype) {
-  if (dtype == DType::kF16) return CUDA_R_16F;
-  return dtype == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F;
-}
-
-/// What a product is made of, and into.
-struct ProductKind {
-  DType dtype;  // of x and w
-  DType made;   // of y, and of the bias
-  int64_t rows, in, out;
-  bool bias, add;
-  bool gelu = false;  // kGeluTanh of it
-  int count = 1;      // products of the same x
-
-  auto key() const { return std::tie(dtype, made, rows, in, out, bias, add, gelu, count); }
-  bool operator<(const ProductKind& other) const { return key() < other.key(); }
-};
-
-/// How far each of several products lies behind the one before, in elements.
-struct ProductStrides {
-  int64_t w, y, bias;
-
-  bool operator==(const ProductStrides&) const = default;
-};
-
-/// The memory of a call.
-struct ProductOperands {
-  void* y;
-  const void* x;
-  const void* w;
-  const void* bias;          // or null
-  ProductStrides strides{};  // of several products
-};
-
-/// A product of one shape, planned once: y (rows, out) = x (rows, in) w^T (out, in) + bias, which
-/// column-major BLAS sees as y^T = w x^T.
-class Product {
- public:
-  Product(cublasLtHandle_t handle, const ProductKind& kind)
-      : handle_(handle), beta_(kind.add ? 1.0f : 0.0f), count_(kind.count) {
-    const cudaDataType_t type = blas_type(kind.dtype);
-    const cudaDataType_t made = blas_type(kind.made);
-    check_blas(blas_.desc_create(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "linear");
-    set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
-    set(CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
-    if (kind.bias) {
-      set(CUBLASLT_MATMUL_DESC_EPILOGUE,
-          kind.gelu ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_BIAS);
-      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, made);
-    } else if (kind.gelu) {
-      set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_GELU);
-    }
-    const auto m = static_cast<uint64_t>(kind.out);
-    const auto n = static_cast<uint64_t>(kind.rows);
-    const auto k = static_cast<uint64_t>(kind.in);
-    check_blas(blas_.layout_create(&w_, type, k, m, kind.in), "linear");
-    check_blas(blas_.layout_create(&x_, type, k, n, kind.in), "linear");
-    check_blas(blas_.layout_create(&y_, made, m, n, kind.out), "linear");
-    if (kind.count > 1) {
-      for (cublasLtMatrixLayout_t layout : {w_, x_, y_}) {
-        set(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, int32_t{kind.count});
-      }
-      place({kind.in * kind.out, kind.rows * kind.out, kind.out}, kind.bias);
-    }
-    cublasLtMatmulPreference_t preference = nullptr;
-    check_blas(blas_.preference_create(&preference), "linear");
-    const size_t workspace = kWorkspaceBytes;
-    blas_.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
-                         sizeof workspace);
-    int found = 0;
-    const cublasStatus_t status =
-        blas_.heuristic(handle, operation_, w_, x_, y_, y_, preference, 1, &algorithm_, &found);
-    blas_.preference_destroy(preference);
-    found_ = status == CUBLAS_STATUS_SUCCESS && found > 0;
-    if (found_ || count_ > 1) return;
-    check_blas(status, "linear");
-    check_blas(CUBLAS_STATUS_NOT_SUPPORTED, "linear");
-  }
-  ~Product() {
-    blas_.layout_destroy(y_);
-    blas_.layout_destroy(x_);
-    blas_.layout_destroy(w_);
-    blas_.desc_destroy(operation_);
-  }
-  Product(const Product&) = delete;
-  Product& operator=(const Product&) = delete;
-
-  /// Returns false, having done nothing, if the library does not multiply so many products at once.
-  bool run(const ProductOperands& of, std::byte* workspace, cudaStream_t stream) {
-    if (!found_) return false;
-    if (count_ > 1) place(of.strides, of.bias != nullptr);
-    if (of.bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, of.bias);
-    constexpr float kAlpha = 1;
-    check_blas(blas_.matmul(handle_, operation_, &kAlpha, of.w, w_, of.x, x_, &beta_, of.y, y_,
-                            of.y, y_, &algorithm_.algo, workspace, kWorkspaceBytes, stream),
-               "linear");
-    return true;
-  }
-
- private:
-  template <class T>
-  void set(cublasLtMatmulDescAttributes_t attribute, T value) {
-    check_blas(blas_.desc_set(operation_, attribute, &value, sizeof value), "linear");
-  }
-  void place(const ProductStrides& strides, bool biased) {
-    set(w_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, strides.w);
-    set(x_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, int64_t{0});
-    set(y_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, strides.y);
-    if (biased) set(CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, strides.bias);
-  }
-  template <class T>
-  void set(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute, T value) {
-    check_blas(blas_.layout_set(layout, attribute, &value, sizeof value), "linear");
-  }
-
-  const CublasLt& blas_ = cublaslt();
-  cublasLtHandle_t handle_;
-  float beta_;
-  int count_;
-  bool found_ = false;
-  cublasLtMatmulDesc_t operation_ = nullptr;
-  cublasLtMatrixLayout_t w_ = nullptr;
-  cublasLtMatrixLayout_t x_ = nullptr;
-  cublasLtMatrixLayout_t y_ = nullptr;
-  cublasLtMatmulHeuristicResult_t algorithm_{};
-};
-
-/// The plans of one GPU, for as long as the program runs.
-class Products {
- public:
-  static Products& of(int device) {
-    static std::mutex mutex;
-    static std::map<int, Products> all;
-    const std::scoped_lock lock(mutex);
-    return all[device];
-  }
-
-  /// Multiplies by the plan of `kind`. Returns false, having done nothing, where the library has
-  /// none for several products. Any thread may call it.
-  bool run(const ProductKind& kind, const ProductOperands& operands, Stream& stream) {
-    std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
-    const std::scoped_lock lock(mutex_);
-    return get(kind).run(operands, workspace, native(stream));
-  }
-
- private:
-  Product& get(const ProductKind& kind) {
-    if (handle_ == nullptr) check_blas(cublaslt().create(&handle_), "cublasLtCreate");
-    // Prompts come in every length: old plans go before there are too many.
-    if (plans_.size() > 4096) plans_.clear();
-    return plans_.try_emplace(kind, handle_, kind).first->second;
-  }
-
-  std::mutex mutex_;
-  cublasLtHandle_t handle_ = nullptr;
-  std::map<ProductKind, Product> plans_;
-};
-
-// ------------------------------------------------------------------------------------ a few rows
-
-constexpr int kMostProjections = 3;
-
-/// How few_rows divides its work.
-struct FewTiling {
-  int columns;  // rows of weights that a warp reads side by side
-  int ahead;    // steps by which it reads ahead
-  int warps;    // of a block
-  int split;    // warps that share their rows of weights
-};
-
-/// As measured on an H100. `split` orders the sums: rows have the same bits whatever else is in the
-/// batch.
-constexpr FewTiling few_tiling(bool gated) {
-  return gated ? FewTiling{4, 4, 4, 4} : FewTiling{4, 2, 8, 2};
-}
-
-template <class T>
-constexpr int kChunk = 16 / sizeof(T);  // weights that are loaded at once
-
-/// 16 bytes of weights, which nobody needs again soon.
-template <class T>
-__device__ uint4 load_chunk(const T* from) {
-  uint4 chunk;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(chunk.x), "=r"(chunk.y), "=r"(chunk.z), "=r"(chunk.w)
-               : "l"(from));
-  return chunk;
-}
-
-/// Products of the same x, their outputs side by side.
-template <class T>
-struct FewProjections {
-  const T* w[kMostProjections];
-  float* y[kMostProjections];
-  const float* bias[kMostProjections];
-  int64_t out[kMostProjections];
-};
-
-/// The other arguments of few_rows.
-struct FewRows {
-  const float* x;  // (kRows, in)
-  int in;
-  bool add;
-  Activation activation;
-};
-
-/// Outputs of warps that share their rows of weights.
-constexpr int few_outputs(bool gated) { return few_tiling(gated).columns / (gated ? 2 : 1); }
-
-/// y = x w^T, or with `add` y += x w^T; kGated: y of the first projection becomes activation(first)
-/// * second.
-///
-/// Warps read some rows of weights once for all kRows rows of x. The order of a sum does not depend
-/// on kRows. The weights are there from the start, so reading them begins before earlier kernels
-/// have ended.
-template <class T, int kRows, bool kGated>
-__global__ void __launch_bounds__(32 * few_tiling(kGated).warps)
-    few_rows(FewProjections<T> projections, FewRows args) {
-  constexpr int kColumns = few_tiling(kGated).columns;
-  constexpr int kAhead = few_tiling(kGated).ahead;
-  constexpr int kWarps = few_tiling(kGated).warps;
-  constexpr int kSplit = few_tiling(kGated).split;
-  constexpr int kOuts = few_outputs(kGated);
-  constexpr int kSize = kChunk<T>;
-  __shared__ float shared[kWarps][kColumns][kRows];  // the warps' sums
-  let_next_start();
-  const int warp_lane = static_cast<int>(threadIdx.x % 32);
-  const int warp = static_cast<int>(threadIdx.x / 32);
-  int64_t unit = static_cast<int64_t>(blockIdx.x) * (kWarps / kSplit) + warp / kSplit;
-  const T* w = projections.w[0];
-  float* y = projections.y[0];
-  const float* bias = projections.bias[0];
-  int64_t out = projections.out[0];
-  if constexpr (!kGated) {
-#pragma unroll
-    for (int i = 1; i < kMostProjections; ++i) {
-      const int64_t units = (out + kOuts - 1) / kOuts;
-      if (unit < units) continue;
-      unit -= units;
-      w = projections.w[i], y = projections.y[i], bias = projections.bias[i],
-      out = projections.out[i];
-    }
-  }
-  const int64_t column = unit * kOuts;
-  const int chunks = column < out ? args.in / kSize : 0;
-  const T* weights[kColumns];
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-    const T* of = kGated ? projections.w[c % 2] : w;
-    const int64_t wanted = column + (kGated ? c / 2 : c);
-    weights[c] = of + min(wanted, out - 1) * args.in;
-  }
-  // Steps that every lane takes part in; what is left is less than one.
-  constexpr int kStep = 32 * kSplit;
-  const int steps = chunks / kStep;
-  const int first = warp % kSplit * 32 + warp_lane;
-  uint4 coming[kAhead][kColumns];
-#pragma unroll
-  for (int u = 0; u < kAhead; ++u) {
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      if (u < steps) coming[u][c] = load_chunk(weights[c] + (first + u * kStep) * kSize);
-    }
-  }
-  wait_for_earlier();
-
-  float sums[kColumns][kRows] = {};
-  const auto add_chunk = [&](const uint4(&loaded)[kColumns], int element) {
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      float values[kSize];
-#pragma unroll
-      for (int j = 0; j < kSize; j += 4) {
-        *reinterpret_cast<float4*>(values + j) =
-            *reinterpret_cast<const float4*>(args.x + row * args.in + element + j);
-      }
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        const T* factors = reinterpret_cast<const T*>(&loaded[c]);
-#pragma unroll
-        for (int j = 0; j < kSize; ++j) sums[c][row] += load_float(factors[j]) * values[j];
-      }
-    }
-  };
-  for (int k = 0; k < steps; k += kAhead) {
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      if (k + u >= steps) break;
-      uint4 loaded[kColumns];
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        loaded[c] = coming[u][c];
-        if (k + u + kAhead < steps) {
-          coming[u][c] = load_chunk(weights[c] + (first + (k + u + kAhead) * kStep) * kSize);
-        }
-      }
-      add_chunk(loaded, (first + (k + u) * kStep) * kSize);
-    }
-  }
-  const int last = first + steps * kStep;
-  if (last < chunks) {
-    uint4 loaded[kColumns];
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) loaded[c] = load_chunk(weights[c] + last * kSize);
-    add_chunk(loaded, last * kSize);
-  }
-
-#pragma unroll
-  for (int row = 0; row < kRows; ++row) {
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const float sum = warp_sum(sums[c][row]);
-      if (warp_lane == 0) shared[warp][c][row] = sum;
-    }
-  }
-  __syncthreads();
-  // Each thread of the warp finishes one output of one row.
-  const int output = warp_lane / kRows;
-  const int row = warp_lane % kRows;
-  if (warp % kSplit != 0 || output >= kOuts || column + output >= out) return;
-  const auto result = [&](int c, const float* biases) {
-    float sum = 0;
-    for (int i = 0; i < kSplit; ++i) sum += shared[warp + i][c][row];
-    return biases == nullptr ? sum : sum + biases[column + output];
-  };
-  float* to = y + row * out + column + output;
-  if constexpr (kGated) {
-    *to = activated(args.activation, result(2 * output, bias)) *
-          result(2 * output + 1, projections.bias[1]);
-  } else {
-    const float sum = result(output, bias);
-    *to = args.add ? *to + sum : sum;
-  }
-}
 
 constexpr int kOddWarps = 8;
 
@@ -419,9 +69,6 @@ void multiply_odd(const Projection& projection, ConstTensorView x, int64_t first
   check_launch("linear");
 }
 
-/// Above this many rows of half-precision weights the tensor cores are faster.
-constexpr int64_t kFewRows = 4;
-
 /// Offsets in a few rows of x shorter than this are ints.
 constexpr int64_t kLongest = int64_t{1} << 28;
 
@@ -439,60 +86,6 @@ bool are_alike(std::span<const Projection> projections, ConstTensorView x) {
   return std::all_of(projections.begin(), projections.end(), [&](const Projection& projection) {
     return is_regular(projection, x) && projection.w.dtype() == projections[0].w.dtype() &&
            !projection.y.empty();
-  });
-}
-
-/// What multiply_few makes of its sums.
-struct FewWork {
-  bool add = false;
-  float* gated = nullptr;  // (rows, out): activation(first projection) * second projection
-  Activation activation = Activation::kSilu;
-};
-
-/// What the kernels are told of projections.
-template <class T>
-FewProjections<T> few_projections(std::span<const Projection> projections, float* gated) {
-  FewProjections<T> made{};
-  for (size_t i = 0; i < projections.size(); ++i) {
-    made.w[i] = reinterpret_cast<const T*>(projections[i].w.data());
-    made.y[i] = gated != nullptr ? gated : projections[i].y.as<float>();
-    made.bias[i] = projections[i].bias.empty() ? nullptr : projections[i].bias.as<float>();
-    made.out[i] = projections[i].w.shape()[0];
-  }
-  return made;
-}
-
-/// The kernel of 1 to kFewRows rows.
-template <class T, bool kGated>
-auto few_kernel(int64_t rows) {
-  switch (rows) {
-    case 1:
-      return few_rows<T, 1, kGated>;
-    case 2:
-      return few_rows<T, 2, kGated>;
-    case 3:
-      return few_rows<T, 3, kGated>;
-    default:
-      return few_rows<T, 4, kGated>;
-  }
-}
-
-/// 1 to kFewRows regular rows of f32.
-void multiply_few(std::span<const Projection> projections, ConstTensorView x, const FewWork& work,
-                  Stream& stream) {
-  const bool gated = work.gated != nullptr;
-  const FewTiling tiling = few_tiling(gated);
-  const FewRows args{x.as<float>(), static_cast<int>(x.shape()[1]), work.add, work.activation};
-  int64_t groups = 0;  // of warps that share their rows of weights
-  for (const Projection& one : gated ? projections.first(1) : projections) {
-    groups += ceil_div(one.w.shape()[0], few_outputs(gated));
-  }
-  const auto blocks = static_cast<unsigned>(ceil_div(groups * tiling.split, tiling.warps));
-  with_type(projections[0].w.dtype(), [&]<class T>(T*) {
-    const int64_t rows = x.shape()[0];
-    const auto kernel = gated ? few_kernel<T, true>(rows) : few_kernel<T, false>(rows);
-    launch_early("linear", kernel, blocks, 32 * tiling.warps, stream,
-                 few_projections<T>(projections, work.gated), args);
   });
 }
 
@@ -529,16 +122,15 @@ void multiply_many(const Projection& projection, ConstTensorView x, const void* 
   const float* bias = projection.bias.empty() ? nullptr : projection.bias.as<float>();
   const int64_t even = add ? out : out / kEvenColumns * kEvenColumns;
   auto* result = projection.y.as<float>();
-  Products& products = Products::of(stream.device().index);
   if (even == 0 || even == out) {
-    products.run({w.dtype(), DType::kF32, rows, in, out, bias != nullptr, add},
-                 {result, operand, w.data(), bias}, stream);
+    multiply_by_library({w.dtype(), DType::kF32, rows, in, out, bias != nullptr, add},
+                        {result, operand, w.data(), bias}, stream);
     return;
   }
   const auto row_bytes = static_cast<size_t>(even) * sizeof(float);
   std::byte* even_part = stream.queue().scratch(kGemmResult, static_cast<size_t>(rows) * row_bytes);
-  products.run({w.dtype(), DType::kF32, rows, in, even, bias != nullptr, add},
-               {even_part, operand, w.data(), bias}, stream);
+  multiply_by_library({w.dtype(), DType::kF32, rows, in, even, bias != nullptr, add},
+                      {even_part, operand, w.data(), bias}, stream);
   check(cudaMemcpy2DAsync(result, static_cast<size_t>(out) * sizeof(float), even_part, row_bytes,
                           row_bytes, static_cast<size_t>(rows), cudaMemcpyDeviceToDevice,
                           native(stream)),
@@ -590,11 +182,11 @@ bool multiply_even(std::span<const Projection> projections, ConstTensorView x, c
                    Stream& stream) {
   const Projection& first = projections[0];
   const float* bias = first.bias.empty() ? nullptr : first.bias.as<float>();
-  return Products::of(stream.device().index)
-      .run({first.w.dtype(), DType::kF32, x.shape()[0], x.shape()[1], first.w.shape()[0],
-            bias != nullptr, /*add=*/false, /*gelu=*/false, static_cast<int>(projections.size())},
-           {first.y.as<float>(), operand, first.w.data(), bias, *strides_of(first, projections[1])},
-           stream);
+  return multiply_by_library(
+      {first.w.dtype(), DType::kF32, x.shape()[0], x.shape()[1], first.w.shape()[0],
+       bias != nullptr, /*add=*/false, /*gelu=*/false, static_cast<int>(projections.size())},
+      {first.y.as<float>(), operand, first.w.data(), bias, *strides_of(first, projections[1])},
+      stream);
 }
 
 // ------------------------------------------------------------------------------------------ tails
@@ -772,9 +364,8 @@ double measure_matrix_rate(int size, DType dtype, Stream& stream) {
   cuda::convert(x, y, stream);
   cuda::convert(w, y, stream);
   const auto run = [&] {
-    Products::of(device.index)
-        .run({dtype, DType::kF32, size, size, size, false, false},
-             {y.as<float>(), x.view().data(), w.view().data(), nullptr}, stream);
+    multiply_by_library({dtype, DType::kF32, size, size, size, false, false},
+                        {y.as<float>(), x.view().data(), w.view().data(), nullptr}, stream);
   };
   run();
   stream.synchronize();
@@ -815,10 +406,9 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail
   const size_t bytes = static_cast<size_t>(rows * out) * dtype_bytes(made);
   void* product = in_place ? y.data() : stream.queue().scratch(kTailProduct, bytes);
   const void* bias = bias_of(tail.bias, made, stream);
-  Products::of(stream.device().index)
-      .run({w.dtype(), made, rows, w.shape()[1], out, bias != nullptr, finished && tail.add,
-            finished && gelu},
-           {product, operand, w.data(), bias}, stream);
+  multiply_by_library({w.dtype(), made, rows, w.shape()[1], out, bias != nullptr,
+                       finished && tail.add, finished && gelu},
+                      {product, operand, w.data(), bias}, stream);
   if (!finished) finish(y, product, made, tail, stream);
 }
 
