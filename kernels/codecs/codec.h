@@ -28,7 +28,7 @@
 //              which codes of kWidth bits lie side by side; and the bytes to the next widened row
 //   prepare()  if it is there: what a block of threads does before it reads codes
 //
-// and is named in kernels/cuda/attend/fused_table.h.
+// and is named in kernels/cuda/attend/instances.cmake.
 namespace kvlm::codecs {
 
 /// Channels that are coded alike.

@@ -220,8 +220,8 @@ TEST_F(SmallPacked, CodesOfTheTensorCores) {
   }
 }
 
-/// What the fused attention serves (kernels/cuda/attend/fused_table.h), and values whose scales are
-/// so large that weights are raised less.
+/// What the fused attention serves (kernels/cuda/attend/instances.cmake), and values whose scales
+/// are so large that weights are raised less.
 TEST_F(SmallPacked, KeysAndValuesInOnePass) {
   using enum ScaleAxis;
   using enum CodeFormat;
@@ -250,6 +250,37 @@ TEST_F(SmallPacked, KeysAndValuesInOnePass) {
                               {kBits1, kChannel},
                               {kBits2, kChannel}}) {
     check({kBits2, kChannel, 0, true}, values);
+  }
+}
+
+/// The same where two passes serve them: scores are remapped, or weights are wanted, or keys and
+/// values have codecs of their own.
+TEST_F(SmallPacked, KeysAndValuesInTwoPasses) {
+  using enum ScaleAxis;
+  using enum CodeFormat;
+  const auto check = [&](int head_dim, const Codes& keys, const Codes& values) {
+    for (const bool remapped : {false, true}) {
+      for (const bool weights_wanted : {false, true}) {
+        expect_parity({.keys = keys,
+                       .values = values,
+                       .head_dim = head_dim,
+                       .q_per_kv = remapped ? 7 : 2,
+                       .weights_wanted = weights_wanted,
+                       .remapped = remapped,
+                       .blocks = {32, 70, 1, 64, 300}});
+      }
+    }
+  };
+  for (const int head_dim : {64, 80, 96, 128, 256}) {
+    for (const CodeFormat code : {kBits1, kBits2, kBits3, kBits4, kBits5, kBits6, kBits7, kBits8}) {
+      check(head_dim, {code, kChannel}, {code, kToken, 32});
+      check(head_dim, {code, kToken, head_dim}, {code, kToken, head_dim});
+      check(head_dim, {code, kHead}, {code, kChannel});
+    }
+    check(head_dim, {kBits8, kChannel}, {kBits1, kHead});
+  }
+  for (const Codes& values : {Codes{kTrit5, kChannel}, {kTrit5, kToken, 32}, {kTrit2b, kChannel}}) {
+    check(128, {kBits2, kChannel, 0, true}, values);
   }
 }
 

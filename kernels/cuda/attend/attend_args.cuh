@@ -21,7 +21,7 @@ struct DeviceBlock {
   int first_slot;  // of the lane
 };
 
-/// Slots of one lane whose keys (or values) are stored alike, cut into splits of work.
+/// Consecutive slots of one lane whose keys (or values) are stored alike.
 struct DeviceRun {
   const std::byte* rows;  // null: packed
   const float* q;
@@ -33,42 +33,45 @@ struct DeviceRun {
   int block_rows;
   int packed_rows;
   int listed;  // index of the first block in the list
-  int units;   // blocks, or of full rows slots
-  int step;    // units of a split
-  int splits;
-  int first_part;  // of values: where the sums of split 0 go
-  int lane;
+  int units;   // blocks in the list
   int slots;
   int first_slot;
+  int first_place;  // the place of the first slot (DeviceTail), of a lane that is not placed itself
   int selected_of;
   int16_t format;
   DType dtype;
   bool selected_bit;
-  int16_t range;  // of a deferred lane: 0, or 1 + the remap that all its slots belong to
-  // Of a DecodeTable: the kernel that serves the run, -1 if it is empty for good; and its Cut.
-  int16_t kernel;
-  int8_t cut;
-  // Of a fused lane: which of its queries these keys meet (fused_keys.cuh), -1 of none.
+  // Of a lane that two passes serve: which kernel of that side reads the run (two_pass.h), -1 if it
+  // is empty for good; and of values, which of the lane's kernels that is.
+  int8_t kernel;
+  int8_t pass;
+  // Of keys: which of the lane's queries they meet (fused_keys.cuh), -1 of none.
   int8_t source;
 };
 
+constexpr int kMostPasses = 4;  // kernels that read the values of a lane that two passes serve
+
+/// Splits [first, end) of a lane.
+struct SplitRange {
+  int16_t first;
+  int16_t end;
+};
+
 struct DeviceLane {
-  const float* q;
-  float* weights;
+  int64_t first_query;  // floats from the queries of the step to the lane's, (q_per_kv, head_dim)
+  const float* q;       // them, and their outputs: lane_of() says where
   float* out;
+  float* weights;  // (q_per_kv, AttendArgs::score_stride) scores, by places of values
   int slots;
   int first_remap, remaps;
-  int first_weighting;                     // of a deferred lane: those of no remap, then of each
-  int first_part, parts;                   // partial outputs
   int first_keys, last_keys, last_values;  // runs
-  // Scores become weights when values are added, not by a pass of their own.
-  bool deferred;
-  // Weights lie in the order of the runs of values, some of which select their slots.
-  bool in_run_order;
-  // The kernel that serves the lane in one pass (fused_table.h, picture_choice.h); 0: the others
-  // do.
+  // The kernel that serves the lane in one pass (fused_table.h, picture_choice.h); 0: two passes
+  // do, in which `passes` kernels read values, or row_pieces.cu does, which is one pass.
   int8_t fused;
-  bool placed;  // TableLane.placed: weigh_places() makes its weights, if no kernel in one pass does
+  int8_t passes;
+  SplitRange splits[kMostPasses];  // of each pass over values, those in which it has slots
+  bool selects;                    // some runs of values select their slots
+  bool placed;                     // TableLane.placed
   // Which packed slots of a placed lane that a kernel serves in one pass have rows (PackedRowBits);
   // null: all have.
   const uint32_t* live;
@@ -86,26 +89,19 @@ struct PackedRowBits {
   }
 };
 
-/// Scores s of a range of slots weigh 2^(slope (s - top) + level).
-struct ScoreWeighting {
-  float slope;
-  float top;
-  float level;
+/// The least and the greatest score of the slots of a remap, in units of log2, so that integers
+/// compare as the scores do.
+struct ScoreRange {
+  int least;
+  int greatest;
 
-  __device__ float operator()(float score) const {
-    float weight;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(weight) : "f"(fmaf(slope, score - top, level)));
-    return weight;
+  static __device__ int ordered(float score) {
+    const int bits = __float_as_int(score);
+    return bits >= 0 ? bits : bits ^ 0x7fffffff;
   }
-};
-
-/// A split of a run: units [first, first + count).
-struct Split {
-  int lane;
-  int run;
-  int first;
-  int count;
-  int part;
+  static __device__ float score(int ordered) {
+    return __int_as_float(ordered >= 0 ? ordered : ordered ^ 0x7fffffff);
+  }
 };
 
 /// Everything a launch reads.
@@ -115,26 +111,26 @@ struct AttendArgs {
   const DeviceBlock* blocks;
   const PackedFormat* formats;
   const ScoreRemap* remaps;
-  float* parts;   // (splits of values, q_per_kv, head_dim)
-  float* masses;  // (splits of values, q_per_kv) sums of weights, of deferred lanes
-  float2* ends;   // (splits of keys, q_per_kv) least and greatest score, of deferred lanes
-  ScoreWeighting* weightings;   // (lanes' ranges, q_per_kv)
+  ScoreRange* ranges;           // (lanes of the step, most_remaps, q_per_kv)
   unsigned long long* guarded;  // counts slopes that were clamped; null: nobody asks
+  // TableArgs: of lanes that are placed, where the other half of each place's row is.
+  const int16_t* value_at;
+  const int16_t* key_at;
+  int places;
+  int most_remaps;
+  int score_stride;
   int q_per_kv;
   int head_dim;
   float scale;
-  int64_t q_moved;    // floats from where queries were
-  int64_t out_moved;  // and outputs
-  // Lanes are (slots, layers, heads) and have as many runs each. A launch serves the lanes of a
-  // step, of their runs those at some positions that are of its kernel.
+  bool weighs;     // scores and states are kept, from which weights follow (weigh_rows.h)
+  const float* q;  // (rows of the step, heads, q_per_kv, head_dim)
+  float* out;
+  // Lanes are (slots, layers, heads), with as many runs each. A launch serves those of a step.
   const TableRow* step;
   int layer;
   int layers;
   int heads;
   int lane_runs;
-  int kernel;
-  int position_count;
-  uint64_t positions;  // 4 bits each
 };
 
 /// The lane that is number `index` of a launch.
@@ -145,31 +141,9 @@ __device__ inline int lane_at(const AttendArgs& args, int index) {
 
 __device__ inline DeviceLane lane_of(const AttendArgs& args, int index) {
   DeviceLane lane = args.lanes[index];
-  lane.q += args.q_moved;
-  lane.out += args.out_moved;
+  lane.q = args.q + lane.first_query;
+  lane.out = args.out + lane.first_query;
   return lane;
-}
-
-/// How the scores of a run of a deferred lane are weighed, by query head.
-__device__ inline ScoreWeighting* weightings_of(const AttendArgs& args, int lane, int range) {
-  return args.weightings +
-         static_cast<int64_t>(args.lanes[lane].first_weighting + range) * args.q_per_kv;
-}
-
-/// Piece blockIdx.y of run blockIdx.x of a launch; false if there is none.
-__device__ inline bool find_split(const AttendArgs& args, Split& split) {
-  const auto index = static_cast<int>(blockIdx.x);
-  const auto position = static_cast<int>(args.positions >> (index % args.position_count * 4) & 15);
-  split.run = lane_at(args, index / args.position_count) * args.lane_runs + position;
-  if (args.runs[split.run].kernel != args.kernel) return false;
-  const DeviceRun& run = args.runs[split.run];
-  const auto number = static_cast<int>(blockIdx.y);
-  if (number >= run.splits) return false;
-  split.lane = run.lane;
-  split.first = number * run.step;
-  split.count = max(0, min(run.step, run.units - split.first));
-  split.part = run.first_part + number;
-  return true;
 }
 
 /// Block `index` of a run, or of the list where it does not lie evenly.
@@ -182,17 +156,6 @@ __device__ inline DeviceBlock block_of(const DeviceBlock* list, const DeviceRun&
   block.rows = min(run.block_rows, run.packed_rows - index * run.block_rows);
   block.first_slot += index * run.block_rows;
   return block;
-}
-
-/// The slope of a remap of scores from `low` to `high`. `counts`: this thread is the one of its
-/// query head that counts clamped slopes.
-__device__ inline float remap_slope(const AttendArgs& args, const ScoreRemap& remap, float low,
-                                    float high, bool counts) {
-  if (!(high > low)) return 0;
-  const float slope = (high - low + remap.tau_low - remap.tau_high) / (high - low);
-  if (!remap.guarded || slope >= 0) return slope;
-  if (counts && args.guarded != nullptr) atomicAdd(args.guarded, 1ull);
-  return 0;
 }
 
 __device__ inline float meta_at(const std::byte* from, DType meta, size_t i) {

@@ -13,69 +13,139 @@ VLM_HD inline bool has_all_splits(const FusedArgs& fused, int splits) {
   return fused.blocks == 1 || splits == 1;
 }
 
-/// A sum of outputs of 4 channels by weights.
+__device__ inline void add_weighed(float& sum, float weight, float x) { sum += weight * x; }
+__device__ inline void add_weighed(float4& sum, float weight, const float4& x) {
+  sum = {sum.x + weight * x.x, sum.y + weight * x.y, sum.z + weight * x.z, sum.w + weight * x.w};
+}
+__device__ inline float divided(float x, float by) { return x / by; }
+__device__ inline float4 divided(const float4& x, float by) {
+  return {x.x / by, x.y / by, x.z / by, x.w / by};
+}
+
+/// A sum by weights of outputs of neighbouring channels: Channels is float4, or float where
+/// head_dim is no multiple of 4.
+template <class Channels>
 struct WeighedSum {
-  float4 out = {0, 0, 0, 0};
+  Channels out{};
   float weights = 0;
 
-  __device__ void add(float weight, float their_weights, const float4& theirs) {
+  __device__ void add(float weight, float their_weights, const Channels& theirs) {
     weights += weight * their_weights;
-    out.x += weight * theirs.x;
-    out.y += weight * theirs.y;
-    out.z += weight * theirs.z;
-    out.w += weight * theirs.w;
+    add_weighed(out, weight, theirs);
   }
-  /// Divided by the weights, as the output of a query from channel 4 `four` on.
-  __device__ void write(const DeviceLane& lane, int head_dim, int query, int four) const {
-    reinterpret_cast<float4*>(lane.out + query * head_dim)[four] = {
-        out.x / weights, out.y / weights, out.z / weights, out.w / weights};
-  }
-  __device__ void shrink(float factor) {
-    weights *= factor;
-    out.x *= factor;
-    out.y *= factor;
-    out.z *= factor;
-    out.w *= factor;
+  /// Divided by the weights, as the output of a query from the `at`-th Channels on.
+  __device__ void write(float* to, int head_dim, int query, int at) const {
+    reinterpret_cast<Channels*>(to + query * head_dim)[at] = divided(out, weights);
   }
 };
 
-/// Writes the outputs of queries [first_query, end_query) of lane `index`, by the threads of a
-/// block, 4 channels each. The states of kAhead splits are asked for together.
-template <int kAhead>
-__device__ void join_queries(const AttendArgs& args, const FusedArgs& fused, const DeviceLane& lane,
-                             int head_dim, int index, int first_query, int end_query) {
-  const int splits = fused_splits_of(lane.slots);
-  const int fours = head_dim / 4;
+/// Where the states of the splits of lane `index` of a launch are: one for each, or for each pass
+/// those of the splits in which it has slots.
+struct SplitPlaces {
+  const SplitRange* splits;  // on the GPU: an index into a copy would cost local memory
+  int passes;
+  int of_pass;  // places of a pass
+  int first;    // place of the first state, behind which the others of its pass follow
+  int count;
+
+  __device__ SplitPlaces(const AttendArgs& args, const FusedArgs& fused, int index)
+      : of_pass(fused.lane_splits), first(0) {
+    const DeviceLane& lane = args.lanes[lane_at(args, index)];
+    splits = lane.splits;
+    passes = lane.passes;
+    count = passes == 0 ? fused_splits_of(lane.slots) : 0;
+    for (int pass = 0; pass < passes; ++pass) count += splits[pass].end - splits[pass].first;
+    if (passes == 1) first = splits[0].first;
+  }
+  /// Of state `i` of them.
+  __device__ int at(int i) const {
+    if (passes <= 1) return first + i;
+    for (int pass = 0; pass < passes; ++pass) {
+      const SplitRange of = splits[pass];
+      if (i < of.end - of.first) return pass * of_pass + of.first + i;
+      i -= of.end - of.first;
+    }
+    return i;
+  }
+};
+
+constexpr int kJoinAhead = 16;  // all splits of a lane of 4096 slots
+
+/// Writes the outputs of queries [first_query, end_query) of lane `index` to `to`, by the threads
+/// of a block. The states of kAhead splits are asked for together.
+template <int kAhead, class Channels = float4>
+__device__ void join_queries(const AttendArgs& args, const FusedArgs& fused,
+                             const SplitPlaces& places, float* to, int head_dim, int index,
+                             int first_query, int end_query) {
+  const int splits = places.count;
+  const int each = head_dim / static_cast<int>(sizeof(Channels) / sizeof(float));
   const int64_t first = static_cast<int64_t>(index) * fused.splits * args.q_per_kv;
-  for (int item = static_cast<int>(threadIdx.x); item < (end_query - first_query) * fours;
+  for (int item = static_cast<int>(threadIdx.x); item < (end_query - first_query) * each;
        item += static_cast<int>(blockDim.x)) {
-    const int query = first_query + item / fours;
-    const int four = item % fours;
+    const int query = first_query + item / each;
+    const int channels = item % each;
     const float2* ends = fused.ends + first + query;
-    const auto* outs = reinterpret_cast<const float4*>(fused.outs) + (first + query) * fours + four;
-    float most = -INFINITY;
-    WeighedSum sum;
-    for (int split = 0; split < splits; split += kAhead) {
-      float2 end[kAhead];
-      float4 out[kAhead];
+    const auto* outs =
+        reinterpret_cast<const Channels*>(fused.outs) + (first + query) * each + channels;
+    float2 end[kAhead];
+    Channels out[kAhead];
+    const auto load = [&](int split) {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        const auto at = static_cast<int64_t>(min(split + i, splits - 1)) * args.q_per_kv;
+        const auto at = static_cast<int64_t>(places.at(min(split + i, splits - 1))) * args.q_per_kv;
         end[i] = ends[at];
-        out[i] = outs[at * fours];
+        out[i] = outs[at * each];
       }
+    };
+    load(0);
+    float most = -INFINITY;  // of all splits, so that their weights do not wait for each other
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) most = fmaxf(most, end[i].x);
+    for (int split = kAhead; split < splits; ++split) {
+      most = fmaxf(most, ends[static_cast<int64_t>(places.at(split)) * args.q_per_kv].x);
+    }
+    WeighedSum<Channels> sum;
+    for (int split = 0; split < splits; split += kAhead) {
+      if (split > 0) load(split);
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        if (split + i >= splits) break;
-        if (end[i].x > most) {
-          sum.shrink(exp2f(most - end[i].x));
-          most = end[i].x;
-        }
-        sum.add(exp2f(end[i].x - most), end[i].y, out[i]);
+        if (split + i < splits) sum.add(exp2f(end[i].x - most), end[i].y, out[i]);
       }
     }
-    sum.write(lane, head_dim, query, four);
+    sum.write(to, head_dim, query, channels);
   }
+}
+
+/// join_queries() for any head_dim.
+template <int kAhead>
+__device__ void join_any_queries(const AttendArgs& args, const FusedArgs& fused,
+                                 const SplitPlaces& places, float* to, int index, int first_query,
+                                 int end_query) {
+  const int head_dim = args.head_dim;
+  if (head_dim % 4 == 0) {
+    join_queries<kAhead>(args, fused, places, to, head_dim, index, first_query, end_query);
+  } else {
+    join_queries<1, float>(args, fused, places, to, head_dim, index, first_query, end_query);
+  }
+}
+
+/// Log2 of the sum of 2^score over a lane, by a warp.
+__device__ inline float log_sum_of(const AttendArgs& args, const FusedArgs& fused,
+                                   const SplitPlaces& places, int index, int query) {
+  const float2* ends =
+      fused.ends + static_cast<int64_t>(index) * fused.splits * args.q_per_kv + query;
+  float top = -INFINITY;
+  float sum = 0;
+  for (int i = static_cast<int>(threadIdx.x % 32); i < places.count; i += 32) {
+    const float2 end = ends[static_cast<int64_t>(places.at(i)) * args.q_per_kv];
+    if (end.x > top) {
+      sum *= exp2f(top - end.x);
+      top = end.x;
+    }
+    sum += exp2f(end.x - top) * end.y;
+  }
+  const float most = warp_max(top);
+  return most + log2f(warp_sum(sum * exp2f(top - most)));
 }
 
 }  // namespace kvlm::cuda::packed

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/attend/fused_lane.cuh"
+#include "kernels/cuda/attend/log2.h"
 
 // Scores of an item of the fused decode attention: the queries of a lane as operands of the tensor
 // cores, in shared memory and then in registers, and their products with 32 keys.
@@ -75,7 +76,6 @@ struct QuerySource {
 
   __device__ void fill(const float* queries, bool grouped, int q_per_kv, int first_query,
                        float scale) {
-    constexpr float kLog2e = 1.4426950408889634f;
     const int lane = static_cast<int>(threadIdx.x % 32);
     constexpr int kRounds = (kDim + 127) / 128;  // of 4 channels a thread
     for (int i = static_cast<int>(threadIdx.x / 32); i < kQueries; i += kWarps) {

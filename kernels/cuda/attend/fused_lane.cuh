@@ -2,6 +2,7 @@
 
 #include "kernels/codecs/codec.h"
 #include "kernels/cuda/attend/attend_args.cuh"
+#include "kernels/cuda/attend/fused_attention.h"
 #include "kernels/cuda/attend/fused_splits.h"
 #include "kernels/cuda/attend/packed_mma.cuh"
 #include "kernels/cuda/attend/packed_tiles.cuh"
@@ -48,6 +49,9 @@ class RunFacts {
   __device__ bool zero_stored(int section) const {
     return (bits_ >> (kStoredBit + section) & 1) != 0;
   }
+  /// The run is another kernel's.
+  __device__ void pass_by() { bits_ = (bits_ & ~kCoded) | kPassedBy; }
+  __device__ bool passed_by() const { return (bits_ & kPassedBy) != 0; }
   /// Which queries keys meet; values meet none, and nobody asks.
   __device__ int source() const { return static_cast<int>(bits_ >> kSourceBit); }
 
@@ -56,6 +60,7 @@ class RunFacts {
   static constexpr uint32_t kCoded = 1 << 8;
   static constexpr uint32_t kTwoSections = 1 << 9;
   static constexpr int kStoredBit = 10;  // and the next one
+  static constexpr uint32_t kPassedBy = 1 << 12;
   static constexpr int kSourceBit = 16;
   static_assert(kMostFusedRuns <= kRuns);
 
@@ -125,7 +130,7 @@ struct alignas(16) Place {
     meta = lane_run.meta;
     begin = run.first_slot;
     end = begin + run.slots;
-    if (run.rows != nullptr) {
+    if (run.rows != nullptr || lane_run.facts.passed_by()) {
       codes = run.rows;
       scales = zeros = nullptr;
       code_stride = scale_stride = 0;
@@ -167,15 +172,19 @@ struct Item {
   int slot;  // the first
   int rows;
   RunFacts facts[kSides];
-  int block[kSides];  // of the place
-  int row[kSides];    // of the block
+  int block[kSides];    // of the place
+  int row[kSides];      // of the block
+  bool begins[kSides];  // the first item of a warp's part in its block
+  bool ends[kSides];    // and the last
 };
 
-/// Walks over the items of a warp, one behind the other.
-class Items {
+/// Walks over the items of a warp, one behind the other, on the sides [kFirst, kEnd) of a lane.
+template <int kFirst, int kEnd>
+class ItemWalk {
  public:
-  __device__ Items(const AttendArgs& args, const LaneRun* runs, int key_runs, Places& places)
-      : args_(args), runs_(runs), key_runs_(key_runs), places_(places) {}
+  ///   runs  of the keys, then from first_values on of the values; those of one side alone from 0
+  __device__ ItemWalk(const AttendArgs& args, const LaneRun* runs, int first_values, Places& places)
+      : args_(args), runs_(runs), first_values_(first_values), places_(places) {}
 
   /// Makes the first item of slots [first, end), which lie behind those before. False if there is
   /// none.
@@ -185,17 +194,19 @@ class Items {
     item_.slot = first;
     item_.rows = 0;
     if (first >= end) return false;
-    if (found && first < min(places_.end[kKeySide], places_.end[kValueSide])) {
+    if (found && first < places_end()) {
 #pragma unroll
-      for (int side = 0; side < kSides; ++side) {
+      for (int side = kFirst; side < kEnd; ++side) {
         const int row = item_.row[side] + passed;
         const int blocks = row / places_.block_rows[side];
         item_.block[side] += blocks;
         item_.row[side] = row - blocks * places_.block_rows[side];
       }
     } else {
-      find(0, key_runs_);
+      find(0, first_values_);
     }
+#pragma unroll
+    for (int side = kFirst; side < kEnd; ++side) item_.begins[side] = true;
     measure(end);
     return true;
   }
@@ -207,15 +218,16 @@ class Items {
   __device__ bool next(int end) {
     item_.slot += item_.rows;
 #pragma unroll
-    for (int side = 0; side < kSides; ++side) {
+    for (int side = kFirst; side < kEnd; ++side) {
       item_.row[side] += item_.rows;
       if (item_.row[side] == places_.block_rows[side]) {
         item_.row[side] = 0;
         ++item_.block[side];
       }
+      item_.begins[side] = item_.row[side] == 0;
     }
     if (item_.slot >= end) return false;
-    if (item_.slot == places_.end[kKeySide] || item_.slot == places_.end[kValueSide]) {
+    if (item_.slot == places_end()) {
       find(item_.facts[kKeySide].run(), item_.facts[kValueSide].run());
     }
     measure(end);
@@ -223,19 +235,30 @@ class Items {
   }
 
  private:
+  /// The slot behind the places of both sides.
+  __device__ int places_end() const {
+    if (kEnd - kFirst == 1) return places_.end[kFirst];
+    return min(places_.end[kKeySide], places_.end[kValueSide]);
+  }
   __device__ void measure(int end) {
     int rows = min(end - item_.slot, kItemSlots);
 #pragma unroll
-    for (int side = 0; side < kSides; ++side) {
+    for (int side = kFirst; side < kEnd; ++side) {
       rows = min(rows,
                  min(places_.block_rows[side] - item_.row[side], places_.end[side] - item_.slot));
     }
     item_.rows = rows;
+#pragma unroll
+    for (int side = kFirst; side < kEnd; ++side) {
+      const int behind = item_.slot + rows;
+      item_.ends[side] = item_.row[side] + rows == places_.block_rows[side] ||
+                         behind == places_.end[side] || behind == end;
+    }
   }
   /// The places of the slot, in the runs `keys` and `values` or behind them.
   __device__ void find(int keys, int values) {
     __syncwarp();  // nobody reads the ones before
-    if (const int side = static_cast<int>(threadIdx.x % 32); side < kSides) {
+    if (const int side = static_cast<int>(threadIdx.x % 32); side >= kFirst && side < kEnd) {
       int at = side == kKeySide ? keys : values;
       while (item_.slot >= runs_[at].run.first_slot + runs_[at].run.slots) ++at;
       places_.of[side].take(args_, runs_, at, item_.slot, places_.block_rows[side],
@@ -243,17 +266,18 @@ class Items {
     }
     __syncwarp();
 #pragma unroll
-    for (int side = 0; side < kSides; ++side) {
+    for (int side = kFirst; side < kEnd; ++side) {
       const Place& place = places_.of[side];
       item_.facts[side] = place.facts;
       item_.block[side] = place.first_block;
       item_.row[side] = place.first_row;
+      item_.begins[side] = true;
     }
   }
 
   const AttendArgs& args_;
   const LaneRun* runs_;  // of keys, then of values
-  int key_runs_;
+  int first_values_;
   Places& places_;
   Item item_{};
 };

@@ -127,12 +127,12 @@ struct WarpStages {
   alignas(16) std::byte wide[WideRows<V>::kBytes + 16];
 
   /// The codes of an item's values as they are added.
-  ///   row  of the block: the item's first
-  __device__ const std::byte* wide_values(OneStage& from, int row) {
-    const std::byte* rows = from.values.rows(row);
+  __device__ const std::byte* wide_values(OneStage& from, const Item& item) {
+    const std::byte* rows = from.values.rows(item.row[kValueSide]);
     if constexpr (WideRows<V>::kBytes == 0) {
       return rows;
     } else {
+      if (!item.facts[kValueSide].coded()) return rows;
       const int lane = static_cast<int>(threadIdx.x % 32);
       V::widen_row(rows + lane * V::kStride, wide + lane * V::kWideStride);
       __syncwarp();

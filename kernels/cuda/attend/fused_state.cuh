@@ -175,9 +175,10 @@ __device__ void add_part(const SplitAt& to, int part, const Space& space,
 }
 
 /// Merges the parts of a split that the warps of a block share, and writes its state, or the output
-/// of a lane that has no other split.
+/// of lane blockIdx.x, which has no other split.
+///   only  it has none: the lane is read again, which costs no register until then
 template <bool kLosesRows, class Space, class V, Scaled kScaled, int kGroups>
-__device__ void write_split(const SplitAt& to, const DeviceLane& lane, bool only, int first_query,
+__device__ void write_split(const AttendArgs& args, const SplitAt& to, bool only, int first_query,
                             const Space& space, const OnlineSoftmax<kGroups>& softmax,
                             const Values<V, kScaled, kGroups>& values, const OperandThread& my) {
   using Layout = typename Values<V, kScaled, kGroups>::Layout;
@@ -225,7 +226,8 @@ __device__ void write_split(const SplitAt& to, const DeviceLane& lane, bool only
              merge.of(out.w, next.w)};
     }
     if (only) {
-      WeighedSum{out, end.y}.write(lane, kDim, first_query + query, i % kFours);
+      const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
+      WeighedSum<float4>{out, end.y}.write(lane.out, kDim, first_query + query, i % kFours);
       continue;
     }
     reinterpret_cast<float4*>(to.outs)[i] = out;

@@ -5,7 +5,7 @@
 
 // Decode attention over f16 rows on the tensor cores: a block takes a part of a piece and
 // multiplies the queries of its KV head with keys and then values, so that every row is read once
-// for all of them. The result is a softmax state, which row_pieces.cu merges.
+// for all of them. The result is a softmax state, which fused_attention.cu merges.
 namespace kvlm::cuda {
 
 namespace {
@@ -15,6 +15,78 @@ using namespace packed;
 constexpr int kRowBytes = kDim * 2;
 
 constexpr int kTiles = kMostPartRows / kTileSlots;
+constexpr int kSteps = kDim / 16;
+
+/// The queries of a block in shared memory, raised so that their parts are halves.
+template <int kGroups>
+struct RaisedQueries {
+  static constexpr int kQueries = kGroups * kGroupQueries;
+  /// [group][four channels of a quarter][query of the group][quarter]
+  float4 q[kGroups][8][kGroupQueries][4];
+  float down[kQueries];  // what undoes the raise of a query
+
+  __device__ void fill(const float* queries, int q_per_kv, int first_query, float scale) {
+    const int warp_lane = static_cast<int>(threadIdx.x % 32);
+    for (int i = static_cast<int>(threadIdx.x / 32); i < kQueries; i += kWarps) {
+      float4 x{};
+      if (first_query + i < q_per_kv) {
+        x = __ldg(reinterpret_cast<const float4*>(queries + (first_query + i) * kDim) + warp_lane);
+        x = {x.x * scale, x.y * scale, x.z * scale, x.w * scale};
+      }
+      const float most =
+          warp_max(fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w))));
+      const Raise raise = raise_of(most);
+      x = {x.x * raise.up, x.y * raise.up, x.z * raise.up, x.w * raise.up};
+      q[i / kGroupQueries][warp_lane % 8][i % kGroupQueries][warp_lane / 8] = x;
+      if (warp_lane == 0) down[i] = raise.down;
+    }
+    __syncthreads();
+  }
+};
+
+/// Queries as the columns of an operand, and what products with query `quarter` are multiplied
+/// with.
+template <int kGroups>
+struct QueryColumns {
+  uint32_t b[kGroups][2 * kSteps];
+  float unit[kGroups];
+
+  __device__ QueryColumns(const RaisedQueries<kGroups>& raised, const OperandThread& my) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float4 x = raised.q[group][i][my.asked][my.quarter];
+        b[group][2 * i] = half_parts(x.x, x.y, my.lower);
+        b[group][2 * i + 1] = half_parts(x.z, x.w, my.lower);
+      }
+      unit[group] = raised.down[group * kGroupQueries + my.quarter];
+    }
+  }
+};
+
+/// The sums of every thread, 16 channels of query `quarter` of each group: in vectors of its own
+/// beside those of the other threads, so that they fall into different banks.
+template <int kGroups>
+struct ChannelSums {
+  float4 of[kWarps][kGroups][4][32];
+
+  /// Of this thread, channels 4 `vector` on.
+  __device__ float4& mine(int group, int vector) {
+    return of[threadIdx.x / 32][group][vector][threadIdx.x % 32];
+  }
+  /// Over all warps, channels 4 `four` on of a query's row.
+  __device__ float4 all(int query, int four) const {
+    float4 sum{};
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) {
+      const float4 x =
+          of[warp][query / kGroupQueries][four % 4][four / 4 * 4 + query % kGroupQueries];
+      sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+    }
+    return sum;
+  }
+};
 
 /// Reads rows, which up to eight queries do once. What they push out of the second level of cache
 /// is to be other rows, not the states of parts, which are written and read again.
@@ -27,115 +99,116 @@ __device__ void stream_words(const std::byte* from, uint32_t (&to)[kWords]) {
   }
 }
 
-/// One block the f16 rows of a part: scores, softmax, values. Every row is read once for
-/// all queries.
-template <int kGroups>
-__global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunch launch) {
-  constexpr int kQueries = kGroups * kGroupQueries;
-  __shared__ RaisedQueries<16, kGroups> raised;
-  __shared__ float weights[kQueries][kMostPartRows];
-  __shared__ ChannelSums<kGroups> sums;
+/// Of a tile, a quarter of the channels of two rows.
+using KeyWords = uint32_t[2][16];
+/// Of a tile, 16 channels of four rows.
+using ValueWords = uint32_t[4][8];
 
-  let_next_start();
-  // Pieces are there: the host has sent them, or a DecodeTable has counted them before this kernel
-  // could start (count_step()).
-  const PiecePart piece = part_of(launch, 2);
-  wait_for_earlier();
-  if (piece.rows < 0 || piece.dtype != DType::kF16) return;
-  const int rows = piece.rows;
-  const int tiles = (rows + kTileSlots - 1) / kTileSlots;
-  const int first_query = static_cast<int>(blockIdx.z) * kQueries;
-  const int queries = min(kQueries, launch.q_per_kv - first_query);
-  const OperandThread my;
-  const int warp_lane = static_cast<int>(threadIdx.x % 32);
-  // Scores: a thread has a quarter of the channels of two rows of a tile.
-  const auto load_keys = [&](int tile, uint32_t(&words)[2][16]) {
+__device__ __forceinline__ void load_keys(const PiecePart& piece, int tile, const OperandThread& my,
+                                          KeyWords& words) {
 #pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      const int row = min(tile * kTileSlots + my.row + 8 * side, rows - 1);
-      stream_words<16>(piece.keys + piece.place(row) * kRowBytes + my.quarter * (kRowBytes / 4),
-                       words[side]);
-    }
-  };
-  // The first keys are on their way while the queries are made ready.
-  uint32_t now[2][16];
-  if (my.warp < tiles) load_keys(my.warp, now);
-  raised.fill(piece.q, launch.q_per_kv, first_query, launch.scale);
-  FoldedQueries<16, kGroups> folded;
-  folded.fold(raised, my);
-  const auto score = [&](int tile, const uint32_t(&words)[2][16]) {
-    float products[kGroups][4] = {};
+  for (int side = 0; side < 2; ++side) {
+    const int row = min(tile * kTileSlots + my.row + 8 * side, piece.rows - 1);
+    stream_words<16>(piece.keys + piece.place(row) * kRowBytes + my.quarter * (kRowBytes / 4),
+                     words[side]);
+  }
+}
+
+__device__ __forceinline__ void load_values(const PiecePart& piece, int tile,
+                                            const OperandThread& my, ValueWords& words) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+  for (int i = 0; i < 4; ++i) {
+    const int row = min(tile * kTileSlots + my.quarter + 4 * i, piece.rows - 1);
+    stream_words(piece.values + piece.place(row) * kRowBytes + my.row * 32, words[i]);
+  }
+}
+
+/// Scores, then weights, of a part by query.
+template <int kGroups>
+using PartWeights = float[kGroups * kGroupQueries][kMostPartRows];
+
+/// Scores of the rows of a tile.
+template <int kGroups>
+__device__ __forceinline__ void score_tile(const QueryColumns<kGroups>& columns,
+                                           const KeyWords& words, int tile, const OperandThread& my,
+                                           PartWeights<kGroups>& scores) {
+  float products[kGroups][4] = {};
 #pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        mma(products[group], words[0][2 * step], words[1][2 * step], words[0][2 * step + 1],
-            words[1][2 * step + 1], folded.b[group][2 * step], folded.b[group][2 * step + 1]);
-      }
-    }
+  for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      float* to = weights[group * kGroupQueries + my.quarter] + tile * kTileSlots + my.row;
-      to[0] = (products[group][0] + products[group][1]) * folded.unit[group];
-      to[8] = (products[group][2] + products[group][3]) * folded.unit[group];
-    }
-  };
-  if (my.warp < tiles) {
-#pragma unroll
-    for (int tile = my.warp; tile < kTiles; tile += kWarps) {
-      if (tile >= tiles) break;
-      uint32_t then[2][16];
-      if (tile + kWarps < tiles) load_keys(tile + kWarps, then);
-      score(tile, now);
-#pragma unroll
-      for (int i = 0; i < 32; ++i) now[i / 16][i % 16] = then[i / 16][i % 16];
+      mma(products[group], words[0][2 * step], words[1][2 * step], words[0][2 * step + 1],
+          words[1][2 * step + 1], columns.b[group][2 * step], columns.b[group][2 * step + 1]);
     }
   }
-
-  // Values: a thread has 16 channels of four slots of a tile. The first are on their way while the
-  // weights are made.
-  using Codes = SlotCodes<16, false>;
-  const auto load_values = [&](int tile, Codes(&codes)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = min(tile * kTileSlots + my.quarter + 4 * i, rows - 1);
-      stream_words(piece.values + piece.place(row) * kRowBytes + my.row * 32, codes[i].words);
-    }
-  };
-  Codes codes[4];
-  if (my.warp < tiles) load_values(my.warp, codes);
-  __syncthreads();
+  for (int group = 0; group < kGroups; ++group) {
+    float* to = scores[group * kGroupQueries + my.quarter] + tile * kTileSlots + my.row;
+    to[0] = (products[group][0] + products[group][1]) * columns.unit[group];
+    to[8] = (products[group][2] + products[group][3]) * columns.unit[group];
+  }
+}
+
+/// Scores of the tiles of a warp, of which `words` has the first one's keys; the next one's are on
+/// their way.
+template <int kGroups>
+__device__ __forceinline__ void score_tiles(const PiecePart& piece, int tiles,
+                                            const QueryColumns<kGroups>& columns, KeyWords& words,
+                                            const OperandThread& my, PartWeights<kGroups>& scores) {
+  if (my.warp >= tiles) return;
+#pragma unroll
+  for (int tile = my.warp; tile < kTiles; tile += kWarps) {
+    if (tile >= tiles) break;
+    KeyWords then;
+    if (tile + kWarps < tiles) load_keys(piece, tile + kWarps, my, then);
+    score_tile(columns, words, tile, my, scores);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) words[i / 16][i % 16] = then[i / 16][i % 16];
+  }
+}
+
+/// Makes weights of scores, a warp a query, and writes the maximum and the sum of the state.
+template <int kGroups>
+__device__ __forceinline__ void weigh_rows(const PieceLaunch& launch, const PiecePart& piece,
+                                           int first_query, const OperandThread& my,
+                                           PartWeights<kGroups>& weights) {
+  const int queries = min(kGroups * kGroupQueries, launch.q_per_kv - first_query);
+  const auto warp_lane = static_cast<int>(threadIdx.x % 32);
   for (int query = my.warp; query < queries; query += kWarps) {
     float x[kMostPartRows / 32];
     float most = -INFINITY;
 #pragma unroll
     for (int i = 0; i < kMostPartRows / 32; ++i) {
-      x[i] = i * 32 + warp_lane < rows ? weights[query][i * 32 + warp_lane] : -INFINITY;
+      const int row = i * 32 + warp_lane;
+      x[i] = row < piece.rows ? weights[query][row] : -INFINITY;
       most = fmaxf(most, x[i]);
-      if (piece.scores != nullptr && i * 32 + warp_lane < rows) {
-        piece.scores[(first_query + query) * launch.score_stride + i * 32 + warp_lane] = x[i];
+      if (piece.scores != nullptr && row < piece.rows) {
+        piece.scores[(first_query + query) * launch.score_stride + row] = x[i] * kLog2e;
       }
     }
     most = warp_max(most);
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < kMostPartRows / 32; ++i) {
-      x[i] = rows > 0 ? __expf(x[i] - most) : 0.0f;
+      x[i] = piece.rows > 0 ? __expf(x[i] - most) : 0.0f;
       weights[query][i * 32 + warp_lane] = x[i];
       sum += x[i];
     }
     sum = warp_sum(sum);
-    if (warp_lane == 0) {
-      piece.state.max[first_query + query] = most;
-      piece.state.sum[first_query + query] = sum;
-    }
+    if (warp_lane == 0) piece.ends[first_query + query] = {most * kLog2e, sum};
   }
-  __syncthreads();
+}
 
+/// Adds the values of the tiles of a warp, by weight; `values` has the first one's.
+template <int kGroups>
+__device__ __forceinline__ void add_tiles(const PiecePart& piece, int tiles, ValueWords& values,
+                                          const OperandThread& my,
+                                          const PartWeights<kGroups>& weights,
+                                          ChannelSums<kGroups>& sums) {
   constexpr float kUp = 1 << 15;
   float products[kGroups][kSteps][4] = {};
   for (int tile = my.warp; tile < tiles; tile += kWarps) {
-    if (tile != my.warp) load_values(tile, codes);
+    if (tile != my.warp) load_values(piece, tile, my, values);
     uint32_t b[kGroups][2];
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
@@ -151,7 +224,8 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
       uint32_t a[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        a[i] = channel_pair(codes[i / 2 * 2], codes[i / 2 * 2 + 1], 2 * step + i % 2);
+        a[i] = __byte_perm(values[i / 2 * 2][step], values[i / 2 * 2 + 1][step],
+                           i % 2 == 1 ? 0x7632 : 0x5410);
       }
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
@@ -169,8 +243,40 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
                                   (high[0] + high[1]) / kUp, (high[2] + high[3]) / kUp};
     }
   }
+}
+
+/// The f16 rows of a part by a block of threads: scores, softmax, values. Every row is read once
+/// for all queries. The first keys are on their way while the queries are made ready, the first
+/// values while the weights are.
+template <int kGroups>
+__global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunch launch) {
+  constexpr int kQueries = kGroups * kGroupQueries;
+  __shared__ RaisedQueries<kGroups> raised;
+  __shared__ PartWeights<kGroups> weights;
+  __shared__ ChannelSums<kGroups> sums;
+
+  let_next_start();
+  // Pieces are there: the host has sent them, or a DecodeTable has counted them before this kernel
+  // could start (count_step()).
+  const PiecePart piece = part_of(launch, 2);
+  wait_for_earlier();
+  if (piece.rows < 0 || piece.dtype != DType::kF16) return;
+  const int tiles = (piece.rows + kTileSlots - 1) / kTileSlots;
+  const int first_query = static_cast<int>(blockIdx.z) * kQueries;
+  const OperandThread my;
+  KeyWords keys;
+  if (my.warp < tiles) load_keys(piece, my.warp, my, keys);
+  raised.fill(piece.q, launch.q_per_kv, first_query, launch.scale);
+  score_tiles(piece, tiles, QueryColumns<kGroups>(raised, my), keys, my, weights);
+  ValueWords values;
+  if (my.warp < tiles) load_values(piece, my.warp, my, values);
   __syncthreads();
-  auto* to = reinterpret_cast<float4*>(piece.state.out + first_query * kDim);
+  weigh_rows<kGroups>(launch, piece, first_query, my, weights);
+  __syncthreads();
+  add_tiles<kGroups>(piece, tiles, values, my, weights, sums);
+  __syncthreads();
+  const int queries = min(kQueries, launch.q_per_kv - first_query);
+  auto* to = reinterpret_cast<float4*>(piece.outs + first_query * kDim);
   for (int i = static_cast<int>(threadIdx.x); i < queries * kDim / 4; i += kThreads) {
     to[i] = sums.all(i / (kDim / 4), i % (kDim / 4));
   }

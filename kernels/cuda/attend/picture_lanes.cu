@@ -8,6 +8,7 @@
 #include "kernels/cuda/attend/fused_choice.h"
 #include "kernels/cuda/attend/packed_tiles.cuh"
 #include "kernels/cuda/attend/picture_lanes.h"
+#include "kernels/cuda/attend/score_places.cuh"
 #include "kernels/cuda/device/launch.cuh"
 
 // One KV head's packed rows by one block of threads, or by a cluster of blocks where there are few
@@ -29,6 +30,19 @@
 namespace kvlm::cuda::packed {
 
 namespace {
+
+/// Scores s of a lane weigh 2^(slope (s - top) + level).
+struct ScoreWeighting {
+  float slope;
+  float top;
+  float level;
+
+  __device__ float operator()(float score) const {
+    float weight;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(weight) : "f"(fmaf(slope, score - top, level)));
+    return weight;
+  }
+};
 
 constexpr int kHalfSlots = 32;
 constexpr int kChunkSlots = 2 * kHalfSlots;
@@ -182,6 +196,7 @@ struct PictureRun {
   DeviceBlock block{};
   int slots = 0;
   int format = 0;
+  int kernel = 0;
 
   __device__ void load(const DeviceRun& run) {
     block.codes = run.first_block.codes;
@@ -189,6 +204,7 @@ struct PictureRun {
     block.zeros = run.first_block.zeros;
     slots = run.slots;
     format = run.format;
+    kernel = run.kernel;
   }
 };
 
@@ -229,7 +245,7 @@ struct PictureShared {
   float2 of_values[kDim];              // what codes of values mean
   float2 ends[kWarps][kGroupQueries];  // least and greatest score
   float2 of_block[kGroupQueries];
-  float top[kGroupQueries];  // the greatest of what scores are remapped to
+  float top[kGroupQueries];  // the greatest of what scores are remapped to, in units of log2
   DigitSums sums;
 };
 
@@ -482,41 +498,43 @@ __device__ double sum_of_digits(const uint32_t (&sums)[4]) {
                              (static_cast<uint64_t>(sums[1]) << 8) + sums[3]);
 }
 
-/// The full rows of a lane, whose softmax states the kernels of row_pieces.cu have made.
-class RowStates {
- public:
-  __device__ RowStates(const PictureLanes& pictures, const DeviceRowLane& lane)
-      : launch_(pictures.rows), first_(lane.first_part), parts_(lane.parts) {}
+/// The softmax states of a lane that others have left, or that is left for others.
+struct LaneStates {
+  float2* ends;
+  float* outs;
+  int count;
+  int q_per_kv;
 
+  ///   first  its first state, of all of the lane
+  __device__ LaneStates(const AttendArgs& args, const FusedArgs& fused, int index, int first,
+                        int count)
+      : count(count), q_per_kv(args.q_per_kv) {
+    const int64_t at = (static_cast<int64_t>(index) * fused.splits + first) * q_per_kv;
+    ends = fused.ends + at;
+    outs = fused.outs + at * kDim;
+  }
   /// Merged with the state of packed rows, for a channel: the output.
   __device__ float merge(float top, float mass, float out, int query, int channel) const {
     float most = top;
-    for (int i = 0; i < parts_; ++i) most = fmaxf(most, state(i).max[query]);
-    const float weight = expf(top - most);
+    for (int i = 0; i < count; ++i) most = fmaxf(most, ends[i * q_per_kv + query].x);
+    const float weight = exp2f(top - most);
     mass *= weight;
     out *= weight;
-    for (int i = 0; i < parts_; ++i) {
-      const SoftmaxState of = state(i);
-      if (of.max[query] == -INFINITY) continue;
-      const float part = expf(of.max[query] - most);
-      mass += part * of.sum[query];
-      out += part * of.out[query * kDim + channel];
+    for (int i = 0; i < count; ++i) {
+      const int at = i * q_per_kv + query;
+      const float part = exp2f(ends[at].x - most);
+      mass += part * ends[at].y;
+      out += part * outs[at * kDim + channel];
     }
     return out / mass;
   }
-
- private:
-  __device__ SoftmaxState state(int part) const { return state_of(launch_, first_ + part); }
-
-  const PieceLaunch& launch_;
-  int first_;
-  int parts_;
 };
 
-/// Writes the outputs of a lane. Every block of a cluster has some of the channels.
-template <int kBits, int kWarps>
-__device__ void write_outputs(const PictureShared<kWarps>& shared, const PictureCluster& cluster,
-                              const RowStates& rows, int first_query, int queries, float* out) {
+/// Calls write(query, channel, top, weights, out) with the softmax state of the packed rows, by the
+/// threads of a cluster, whose blocks have some of the channels each.
+template <int kBits, int kWarps, class Write>
+__device__ void write_state(const PictureShared<kWarps>& shared, const PictureCluster& cluster,
+                            int first_query, int queries, const Write& write) {
   const int channels = kDim / cluster.blocks;
   for (int i = static_cast<int>(threadIdx.x); i < queries * channels; i += 32 * kWarps) {
     const int query = i / channels;
@@ -540,9 +558,8 @@ __device__ void write_outputs(const PictureShared<kWarps>& shared, const Picture
     const double sum = of_channel.x * sum_of_digits(sums) *
                            (kUnit * power_of_two(-CodeBytes<kBits>::shift(channel))) +
                        of_channel.y * mass;
-    const int asked = first_query + query;
-    out[asked * kDim + channel] = rows.merge(shared.top[query], static_cast<float>(mass),
-                                             static_cast<float>(sum), asked, channel);
+    write(first_query + query, channel, shared.top[query], static_cast<float>(mass),
+          static_cast<float>(sum));
   }
 }
 
@@ -641,10 +658,11 @@ __device__ __forceinline__ void add_to_block(const int (&sums)[16][4], const int
   }
 }
 
-/// Packed rows of lane blockIdx.x / blocks of a launch, of queries from 4 blockIdx.y on.
+/// Packed rows of lane blockIdx.x / blocks of a launch, of queries from 4 blockIdx.y on: the output
+/// of a lane that no other kernel serves, else a softmax state.
 template <int kKeyBits, int kValueBits, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
-    attend_picture(AttendArgs args, PictureLanes pictures, int served, int blocks) {
+    attend_picture(AttendArgs args, FusedArgs fused, int served, int blocks) {
   constexpr int kWarpStages =
       std::max(CodeBytes<kKeyBits>::kStageBytes, CodeBytes<kValueBits>::kStageBytes);
   extern __shared__ float4 memory[];
@@ -662,7 +680,7 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
   keys.load(runs[0]);
   values.load(runs[args.lane_runs / 2]);
   const DeviceLane lane = lane_of(args, at);
-  if (lane.fused != served) return wait_for_earlier();
+  if (keys.kernel != picture_run(served)) return wait_for_earlier();
   const PictureCluster cluster{blocks, static_cast<int>(blockIdx.x) % blocks};
   const int slots = keys.slots;
   const int of_lane = (slots + kChunkSlots - 1) / kChunkSlots;
@@ -670,8 +688,7 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
   const int first = cluster.rank * of_block;
   const BlockChunks chunks{slots, first, min(first + of_block, of_lane)};
   const int first_query = static_cast<int>(blockIdx.y) * kGroupQueries;
-  // Asked for early: what is only needed later.
-  const DeviceRowLane row_lane = pictures.lanes[index];
+  const int row_parts = lane.splits[0].end;
   ScoreRemap remap{};
   if (lane.remaps > 0) remap = args.remaps[lane.first_remap];
   const PictureThread my;
@@ -691,7 +708,6 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
   ends = ends_of_lane(ends, my, cluster, shared);
   const float low = ends.x;
   const float high = ends.y;
-  constexpr float kLog2e = 1.4426950408889634f;
   ScoreWeighting weighting{kLog2e, high, kWeightBits};
   const bool one_of_query = threadIdx.x < 16 && my.quarter == 0;
   float top = high;
@@ -703,7 +719,7 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
   }
   // Where no score is a number the output is none either, but if all rows have gone.
   const bool gone = lane.live != nullptr && lane.live[0] == 0;
-  if (one_of_query) shared.top[my.query] = high >= low ? top : gone ? -INFINITY : INFINITY;
+  if (one_of_query) shared.top[my.query] = high >= low ? top * kLog2e : gone ? -INFINITY : INFINITY;
 
   int sums[16][4] = {};
   int mass[4] = {};
@@ -711,31 +727,42 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
   if (first + my.warp < chunks.end) add_to_block(sums, mass, my, shared.sums);
   cluster.sync();
   wait_for_earlier();  // for the states of full rows
-  write_outputs<kValueBits, kWarps>(shared, cluster, RowStates(pictures, row_lane), first_query,
-                                    min(kGroupQueries, args.q_per_kv - first_query), lane.out);
+  const bool alone = lane.fused == served;
+  const LaneStates states(args, fused, index, alone ? 0 : (lane.passes - 1) * fused.lane_splits,
+                          row_parts);
+  write_state<kValueBits, kWarps>(
+      shared, cluster, first_query, min(kGroupQueries, args.q_per_kv - first_query),
+      [&](int query, int channel, float top, float mass, float out) {
+        if (alone) {
+          lane.out[query * kDim + channel] = states.merge(top, mass, out, query, channel);
+          return;
+        }
+        if (channel == 0) states.ends[query] = {top, mass};
+        states.outs[query * kDim + channel] = out;
+      });
   cluster.await_readers();
 }
 
 struct PictureKernel {
   int key_bits;
   int value_bits;
-  void (*attend_short)(AttendArgs, PictureLanes, int, int);  // with 4 warps a block
-  void (*attend_long)(AttendArgs, PictureLanes, int, int);   // with 8
-  int stage_bytes;                                           // of a warp
+  void (*attend_short)(AttendArgs, FusedArgs, int, int);  // with 4 warps a block
+  void (*attend_long)(AttendArgs, FusedArgs, int, int);   // with 8
+  int stage_bytes;                                        // of a warp
 };
 
 template <int kKeyBits, int kValueBits>
-constexpr PictureKernel picture_kernel() {
+constexpr PictureKernel kernel_for() {
   return {kKeyBits, kValueBits, attend_picture<kKeyBits, kValueBits, 4>,
           attend_picture<kKeyBits, kValueBits, 8>,
           std::max(CodeBytes<kKeyBits>::kStageBytes, CodeBytes<kValueBits>::kStageBytes)};
 }
 
 /// By DeviceLane::fused, from kFirstPicture on.
-constexpr std::array kKernels{
-    picture_kernel<1, 1>(), picture_kernel<1, 2>(), picture_kernel<1, 4>(), picture_kernel<1, 8>(),
-    picture_kernel<2, 1>(), picture_kernel<2, 2>(), picture_kernel<2, 4>(), picture_kernel<4, 1>(),
-    picture_kernel<4, 2>(), picture_kernel<4, 4>(), picture_kernel<8, 1>(), picture_kernel<8, 8>()};
+constexpr std::array kKernels{kernel_for<1, 1>(), kernel_for<1, 2>(), kernel_for<1, 4>(),
+                              kernel_for<1, 8>(), kernel_for<2, 1>(), kernel_for<2, 2>(),
+                              kernel_for<2, 4>(), kernel_for<4, 1>(), kernel_for<4, 2>(),
+                              kernel_for<4, 4>(), kernel_for<8, 1>(), kernel_for<8, 8>()};
 static_assert(kFirstPicture + kKernels.size() <= 32);  // bits of LayerLaunch::fused
 
 /// Chunks of a block up to which it has 4 warps.
@@ -791,10 +818,11 @@ std::array<cudaLaunchAttribute, 2> early_clusters(unsigned blocks) {
   return attributes;
 }
 
-void launch_kernel(int number, const AttendArgs& args, const PictureLanes& pictures, unsigned lanes,
+void launch_kernel(int number, const AttendArgs& args, const FusedArgs& fused, int slots,
                    Stream& stream) {
+  const auto lanes = static_cast<unsigned>(fused.lanes);
   const PictureKernel& kernel = kKernels[static_cast<size_t>(number - kFirstPicture)];
-  const int chunks = static_cast<int>(ceil_div(pictures.slots, kChunkSlots));
+  const int chunks = static_cast<int>(ceil_div(slots, kChunkSlots));
   const unsigned groups = static_cast<unsigned>(ceil_div(args.q_per_kv, kGroupQueries));
   const PictureLimits limits = picture_limits();
   const int most = most_chunks(kernel.stage_bytes, limits);
@@ -811,7 +839,7 @@ void launch_kernel(int number, const AttendArgs& args, const PictureLanes& pictu
   std::array<cudaLaunchAttribute, 2> attributes = early_clusters(static_cast<unsigned>(blocks));
   cudaLaunchConfig_t config{grid,           threads,           static_cast<size_t>(bytes),
                             native(stream), attributes.data(), !early ? 0u : blocks > 1 ? 2u : 1u};
-  check(cudaLaunchKernelEx(&config, attend, args, pictures, number, blocks), "DecodeTable::attend");
+  check(cudaLaunchKernelEx(&config, attend, args, fused, number, blocks), "DecodeTable::attend");
 }
 
 int kernel_of(const PackedFormat& keys, const PackedFormat& values) {
@@ -847,20 +875,13 @@ PictureLimits picture_limits() {
   return {most_shared_bytes(), clusters};
 }
 
-int picture_lane(const PackedLane& lane, int head_dim, const PictureLimits& limits) {
-  if (head_dim != kDim || lane.weights_wanted || lane.keys.empty() ||
-      lane.keys.size() != lane.values.size() || !is_aligned(lane.q, 16)) {
+int picture_kernel(const PackedLane& lane, int head_dim, const PictureLimits& limits) {
+  if (head_dim != kDim || lane.weights_wanted || lane.keys.empty() || lane.values.empty() ||
+      !is_aligned(lane.q, 16)) {
     return 0;
   }
-  const auto is_plain = [](const SlotRun& run) {
-    return run.format == nullptr && run.dtype == DType::kF16 && run.selection == nullptr &&
-           is_aligned(run.rows, 16);
-  };
   if (!is_one_block(lane.keys[0]) || !is_one_block(lane.values[0])) return 0;
-  for (size_t i = 0; i < lane.keys.size(); ++i) {
-    if (lane.keys[i].slots != lane.values[i].slots) return 0;
-    if (i > 0 && (!is_plain(lane.keys[i]) || !is_plain(lane.values[i]))) return 0;
-  }
+  if (lane.keys[0].slots != lane.values[0].slots) return 0;
   if (lane.remaps.size() > 1) return 0;
   for (const ScoreRemap& remap : lane.remaps) {
     if (remap.first != 0 || remap.slots != lane.keys[0].slots) return 0;
@@ -873,13 +894,25 @@ int picture_lane(const PackedLane& lane, int head_dim, const PictureLimits& limi
   return chunks <= held * (limits.clusters ? kMostBlocks : 1) ? number : 0;
 }
 
-void attend_pictures(uint32_t kernels, const AttendArgs& args, const PictureLanes& pictures,
-                     unsigned lanes, Stream& stream) {
-  if (pictures.rows.count > 0) attend_pieces(pictures.rows, DType::kF16, stream);
+bool has_rows_behind(const PackedLane& lane) {
+  const auto is_plain = [](const SlotRun& run) {
+    return run.format == nullptr && run.dtype == DType::kF16 && run.selection == nullptr &&
+           is_aligned(run.rows, 16);
+  };
+  if (lane.keys.size() != lane.values.size()) return false;
+  for (size_t i = 1; i < lane.keys.size(); ++i) {
+    if (lane.keys[i].slots != lane.values[i].slots) return false;
+    if (!is_plain(lane.keys[i]) || !is_plain(lane.values[i])) return false;
+  }
+  return true;
+}
+
+void attend_pictures(uint32_t kernels, const AttendArgs& args, const FusedArgs& fused, int slots,
+                     Stream& stream) {
   for (size_t i = 0; i < kKernels.size(); ++i) {
     const int number = kFirstPicture + static_cast<int>(i);
     if ((kernels >> number & 1) == 0) continue;
-    launch_kernel(number, args, pictures, lanes, stream);
+    launch_kernel(number, args, fused, slots, stream);
   }
 }
 

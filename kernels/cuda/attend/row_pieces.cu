@@ -4,10 +4,9 @@
 #include "kernels/cuda/device/block_reduce.cuh"
 #include "kernels/cuda/device/launch.cuh"
 
-// Decode attention to full rows, in two launches a layer: the softmax state (maximum, sum, output)
-// of every piece of every run, then the output of every lane from the states of its pieces. A lane
-// is one KV head of one sequence. A DecodeTable has these kernels serve its layers that pack
-// nothing, and the full rows behind pictures that were packed once (picture_lanes.cu).
+// Decode attention to full rows: the softmax state of every part of every piece, which
+// fused_attention.cu merges. A DecodeTable has these kernels serve its layers that pack nothing,
+// and the full rows behind pictures that were packed once (picture_lanes.cu).
 namespace kvlm::cuda {
 
 namespace {
@@ -30,234 +29,190 @@ struct RowChunk {
   }
 };
 
-/// One block the rows of a part: scores, softmax, values. kLanes lanes read a row, kSize channels
-/// each (head_dim <= kLanes * kSize, a multiple of kSize).
+/// What a thread reads of rows: kLanes threads read a row, kSize channels each.
 template <class T, int kLanes>
-__global__ void __launch_bounds__(kPieceThreads) attend_piece(PieceLaunch launch) {
-  constexpr int kSize = RowChunk<T>::kSize;
-  constexpr int kGroups = kPieceThreads / kLanes;  // rows at a time
-  __shared__ float scores[kQueries][kMostPartRows];
-  __shared__ float parts[kQueries][kPieceThreads / 32];
-  extern __shared__ float sums_out[];  // (kGroups, kQueries, head_dim)
+struct PieceThread {
+  static constexpr int kSize = RowChunk<T>::kSize;
+  static constexpr int kGroups = kPieceThreads / kLanes;  // rows at a time
+  static constexpr int kUnroll = 4;                       // rows of a thread at a time
+  int warp_lane = static_cast<int>(threadIdx.x) % kLanes;
+  int group = static_cast<int>(threadIdx.x) / kLanes;
+  int channel = warp_lane * kSize;
+  bool reads;  // the row has such channels
 
-  const PiecePart piece = part_of(launch, sizeof(T));
-  constexpr DType kDtype = sizeof(T) == 4              ? DType::kF32
-                           : std::is_same_v<T, __half> ? DType::kF16
-                                                       : DType::kBF16;
-  if (piece.rows < 0 || piece.dtype != kDtype) return;  // another launch serves it
-  const int q_per_kv = launch.q_per_kv;
-  const int head_dim = launch.head_dim;
-  const float scale = launch.scale;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int warp_lane = thread % kLanes;
-  const int group = thread / kLanes;
-  const int rows = piece.rows;
-  const int channel = warp_lane * kSize;
-  const bool reads = channel < head_dim;
-  const T* keys = reinterpret_cast<const T*>(piece.keys);
-  const T* values = reinterpret_cast<const T*>(piece.values);
+  __device__ explicit PieceThread(int head_dim) : reads(channel < head_dim) {}
 
-  for (int first = 0; first < q_per_kv; first += kQueries) {
-    const int queries = min(kQueries, q_per_kv - first);
-    const bool last = first + kQueries >= q_per_kv;
-    float q[kQueries][kSize];
+  /// Rows base, base + kGroups, ... of `rows`, those that are there.
+  __device__ __forceinline__ void load(const PiecePart& piece, const std::byte* rows, int base,
+                                       int head_dim, bool last, float (&to)[kUnroll][kSize]) const {
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int at = base + u * kGroups;
+      if (at >= piece.rows || !reads) continue;
+      RowChunk<T>::load(reinterpret_cast<const T*>(rows) + piece.place(at) * head_dim + channel,
+                        last, to[u]);
+    }
+  }
+};
+
+/// A number of each warp for each query, on its way to all threads.
+using OfWarps = float[kQueries][kPieceThreads / 32];
+/// Scores, then weights, of a part.
+using PartScores = float[kQueries][kMostPartRows];
+
+/// Scores of the rows of a part, and the greatest of each query.
+template <class T, int kLanes>
+__device__ __forceinline__ void score_rows(const PieceLaunch& launch, const PiecePart& piece,
+                                           int first_query, int queries, bool last,
+                                           const PieceThread<T, kLanes>& my, PartScores& scores,
+                                           OfWarps& of_warps, float (&maxima)[kQueries]) {
+  using Mine = PieceThread<T, kLanes>;
+  constexpr int kSize = Mine::kSize;
+  float q[kQueries][kSize];
+#pragma unroll
+  for (int j = 0; j < kQueries; ++j) {
+    const float* from = piece.q + (first_query + j) * launch.head_dim + my.channel;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) q[j][i] = j < queries && my.reads ? from[i] * launch.scale : 0;
+    maxima[j] = -INFINITY;
+  }
+  constexpr int kStep = Mine::kUnroll * Mine::kGroups;
+  for (int base = my.group; base - my.group < piece.rows; base += kStep) {  // a warp as one
+    float k[Mine::kUnroll][kSize] = {};
+    my.load(piece, piece.keys, base, launch.head_dim, last, k);
+#pragma unroll
+    for (int u = 0; u < Mine::kUnroll; ++u) {
+      const int at = base + u * Mine::kGroups;
+#pragma unroll
+      for (int j = 0; j < kQueries; ++j) {
+        if (j >= queries) break;
+        float dot = 0;
+#pragma unroll
+        for (int i = 0; i < kSize; ++i) dot += q[j][i] * k[u][i];
+#pragma unroll
+        for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+          dot += __shfl_xor_sync(0xffffffffu, dot, offset);
+        }
+        if (at >= piece.rows) continue;
+        if (my.warp_lane == 0) scores[j][at] = dot;
+        maxima[j] = fmaxf(maxima[j], dot);
+      }
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kQueries; ++j) {
+    const float maximum = warp_max(maxima[j]);
+    if (threadIdx.x % 32 == 0) of_warps[j][threadIdx.x / 32] = maximum;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < kQueries; ++j) {
+    maxima[j] = of_warps[j][0];
+    for (int i = 1; i < kPieceThreads / 32; ++i) maxima[j] = fmaxf(maxima[j], of_warps[j][i]);
+  }
+  __syncthreads();
+}
+
+/// Makes weights of the scores of a part, and their sums.
+__device__ __forceinline__ void weigh_rows(const PieceLaunch& launch, const PiecePart& piece,
+                                           int first_query, int queries,
+                                           const float (&maxima)[kQueries], PartScores& scores,
+                                           OfWarps& of_warps) {
+  float sums[kQueries] = {};
+  for (int row = static_cast<int>(threadIdx.x); row < piece.rows; row += kPieceThreads) {
+#pragma unroll
+    for (int j = 0; j < kQueries; ++j) {
+      if (j >= queries) break;
+      if (piece.scores != nullptr) {
+        piece.scores[(first_query + j) * launch.score_stride + row] = scores[j][row] * kLog2e;
+      }
+      const float weight = __expf(scores[j][row] - maxima[j]);
+      scores[j][row] = weight;
+      sums[j] += weight;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kQueries; ++j) {
+    const float sum = warp_sum(sums[j]);
+    if (threadIdx.x % 32 == 0) of_warps[j][threadIdx.x / 32] = sum;
+  }
+  __syncthreads();
+}
+
+/// Adds the values of a part by weight: to `sums_out` (kGroups, kQueries, head_dim), whose groups
+/// are the output's terms.
+template <class T, int kLanes>
+__device__ __forceinline__ void add_values(const PieceLaunch& launch, const PiecePart& piece,
+                                           int queries, bool last, const PieceThread<T, kLanes>& my,
+                                           const PartScores& weights, float* sums_out) {
+  using Mine = PieceThread<T, kLanes>;
+  constexpr int kSize = Mine::kSize;
+  float out[kQueries][kSize] = {};
+  for (int base = my.group; base < piece.rows; base += Mine::kUnroll * Mine::kGroups) {
+    float v[Mine::kUnroll][kSize] = {};
+    my.load(piece, piece.values, base, launch.head_dim, last, v);
+#pragma unroll
+    for (int u = 0; u < Mine::kUnroll; ++u) {
+      const int at = base + u * Mine::kGroups;
+      if (at >= piece.rows) break;
+#pragma unroll
+      for (int j = 0; j < kQueries; ++j) {
+        if (j >= queries) break;
+        const float weight = weights[j][at];
+#pragma unroll
+        for (int i = 0; i < kSize; ++i) out[j][i] += weight * v[u][i];
+      }
+    }
+  }
+  if (my.reads) {
 #pragma unroll
     for (int j = 0; j < kQueries; ++j) {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
-        q[j][i] = j < queries && reads ? piece.q[(first + j) * head_dim + channel + i] * scale : 0;
+        sums_out[(my.group * kQueries + j) * launch.head_dim + my.channel + i] = out[j][i];
       }
     }
-    float maxima[kQueries];
-#pragma unroll
-    for (float& maximum : maxima) maximum = -INFINITY;
-    constexpr int kUnroll = 4;
-    for (int base = group; base - group < rows; base += kUnroll * kGroups) {  // a warp as one
-      float k[kUnroll][kSize] = {};
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const int at = base + u * kGroups;
-        if (at >= rows || !reads) continue;
-        RowChunk<T>::load(keys + piece.place(at) * head_dim + channel, last, k[u]);
-      }
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const int at = base + u * kGroups;
-#pragma unroll
-        for (int j = 0; j < kQueries; ++j) {
-          if (j >= queries) break;
-          float dot = 0;
-#pragma unroll
-          for (int i = 0; i < kSize; ++i) dot += q[j][i] * k[u][i];
-#pragma unroll
-          for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-            dot += __shfl_xor_sync(0xffffffffu, dot, offset);
-          }
-          if (at >= rows) continue;
-          if (warp_lane == 0) scores[j][at] = dot;
-          maxima[j] = fmaxf(maxima[j], dot);
-        }
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kQueries; ++j) {
-      const float maximum = warp_max(maxima[j]);
-      if (thread % 32 == 0) parts[j][thread / 32] = maximum;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int j = 0; j < kQueries; ++j) {
-      float maximum = parts[j][0];
-      for (int i = 1; i < kPieceThreads / 32; ++i) maximum = fmaxf(maximum, parts[j][i]);
-      maxima[j] = maximum;
-    }
-    __syncthreads();
-    float sums[kQueries] = {};
-    for (int row = thread; row < rows; row += kPieceThreads) {
-#pragma unroll
-      for (int j = 0; j < kQueries; ++j) {
-        if (j >= queries) break;
-        if (piece.scores != nullptr) {
-          piece.scores[(first + j) * launch.score_stride + row] = scores[j][row];
-        }
-        const float weight = __expf(scores[j][row] - maxima[j]);
-        scores[j][row] = weight;
-        sums[j] += weight;
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kQueries; ++j) {
-      const float sum = warp_sum(sums[j]);
-      if (thread % 32 == 0) parts[j][thread / 32] = sum;
-    }
-    __syncthreads();
-    float out[kQueries][kSize] = {};
-    for (int base = group; base < rows; base += kUnroll * kGroups) {
-      float v[kUnroll][kSize] = {};
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const int at = base + u * kGroups;
-        if (at >= rows || !reads) continue;
-        RowChunk<T>::load(values + piece.place(at) * head_dim + channel, last, v[u]);
-      }
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const int at = base + u * kGroups;
-        if (at >= rows) break;
-#pragma unroll
-        for (int j = 0; j < kQueries; ++j) {
-          if (j >= queries) break;
-          const float weight = scores[j][at];
-#pragma unroll
-          for (int i = 0; i < kSize; ++i) out[j][i] += weight * v[u][i];
-        }
-      }
-    }
-    if (reads) {
-#pragma unroll
-      for (int j = 0; j < kQueries; ++j) {
-#pragma unroll
-        for (int i = 0; i < kSize; ++i) {
-          sums_out[(group * kQueries + j) * head_dim + channel + i] = out[j][i];
-        }
-      }
-    }
-    __syncthreads();
-    for (int i = thread; i < queries * head_dim; i += kPieceThreads) {
-      float sum = 0;
-      for (int g = 0; g < kGroups; ++g) sum += sums_out[g * kQueries * head_dim + i];
-      piece.state.out[first * head_dim + i] = sum;
-    }
-    if (thread < queries) {
-      float sum = 0;
-      for (int i = 0; i < kPieceThreads / 32; ++i) sum += parts[thread][i];
-      piece.state.sum[first + thread] = sum;
-    }
-#pragma unroll
-    for (int j = 0; j < kQueries; ++j) {
-      if (thread == 0 && j < queries) piece.state.max[first + j] = maxima[j];
-    }
-    __syncthreads();
   }
+  __syncthreads();
 }
 
-constexpr int kJoinThreads = 128;
-constexpr int kJoinedParts = 1024;  // weights of so many are held at once
-constexpr int kHeldParts = 16;      // asked for before their weights are known
-static_assert(kHeldParts <= kJoinThreads && kHeldParts <= kJoinedParts);
-
-/// Merges the softmax states of a lane, of all its runs, with one block of threads for each lane
-/// and query. The state of no rows has no weight.
-__global__ void __launch_bounds__(kJoinThreads)
-    join_lane(PieceLaunch launch, const DeviceRowLane* lanes, int64_t out_moved) {
-  __shared__ float weights[kJoinedParts];
-  __shared__ float of_warps[kJoinThreads / 32];
+/// The rows of a part by a block of threads: scores, softmax, values, for kQueries queries at a
+/// time. head_dim <= kLanes * kSize, a multiple of kSize.
+template <class T, int kLanes>
+__global__ void __launch_bounds__(kPieceThreads) attend_piece(PieceLaunch launch) {
+  __shared__ PartScores scores;
+  __shared__ OfWarps of_warps;
+  extern __shared__ float sums_out[];
   let_next_start();
-  const DeviceRowLane lane = lanes[blockIdx.x];  // as attend_tiles() reads pieces
-  const int query = static_cast<int>(blockIdx.y);
-  const int thread = static_cast<int>(threadIdx.x);
-  const int head_dim = launch.head_dim;
-  const auto state = [&](int part) { return state_of(launch, lane.first_part + part); };
-  const int64_t stride = launch.state_floats();
+  const PiecePart piece = part_of(launch, sizeof(T));  // counted before, as in attend_tiles()
   wait_for_earlier();
-  // Of part `thread`; and of the first parts, the thread's first channel.
-  const SoftmaxState own = state(thread);
-  const float own_top = thread < lane.parts ? own.max[query] : -INFINITY;
-  const float own_sum = thread < lane.parts ? own.sum[query] : 0;
-  float held[kHeldParts] = {};
+  constexpr DType kDtype = sizeof(T) == 4              ? DType::kF32
+                           : std::is_same_v<T, __half> ? DType::kF16
+                                                       : DType::kBF16;
+  if (piece.rows < 0 || piece.dtype != kDtype) return;  // another launch serves it
+  const int head_dim = launch.head_dim;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const PieceThread<T, kLanes> my(head_dim);
+  for (int first = 0; first < launch.q_per_kv; first += kQueries) {
+    const int queries = min(kQueries, launch.q_per_kv - first);
+    const bool last = first + kQueries >= launch.q_per_kv;  // nobody reads the rows again
+    float maxima[kQueries];
+    score_rows(launch, piece, first, queries, last, my, scores, of_warps, maxima);
+    weigh_rows(launch, piece, first, queries, maxima, scores, of_warps);
+    add_values(launch, piece, queries, last, my, scores, sums_out);
+    for (int i = thread; i < queries * head_dim; i += kPieceThreads) {
+      float sum = 0;
+      for (int g = 0; g < my.kGroups; ++g) sum += sums_out[g * kQueries * head_dim + i];
+      piece.outs[first * head_dim + i] = sum;
+    }
 #pragma unroll
-  for (int i = 0; i < kHeldParts; ++i) {
-    if (i < lane.parts && thread < head_dim) held[i] = state(i).out[query * head_dim + thread];
-  }
-  float maximum = own_top;
-  for (int i = thread + kJoinThreads; i < lane.parts; i += kJoinThreads) {
-    maximum = fmaxf(maximum, state(i).max[query]);
-  }
-  maximum = block_reduce<kJoinThreads>(maximum, true, of_warps);
-
-  constexpr int kChannels = 8;  // of a thread, at most
-  float out[kChannels] = {};
-  float sum = 0;
-  for (int first = 0; first < lane.parts; first += kJoinedParts) {
-    const int count = min(kJoinedParts, lane.parts - first);
-    __syncthreads();
-    for (int i = thread; i < count; i += kJoinThreads) {
-      const bool is_own = first + i == thread;
-      const float top = is_own ? own_top : state(first + i).max[query];
-      const float weight = top > -INFINITY ? __expf(top - maximum) : 0.0f;
-      weights[i] = weight;
-      if (weight > 0) sum += weight * (is_own ? own_sum : state(first + i).sum[query]);
+    for (int j = 0; j < kQueries; ++j) {
+      if (thread != j || j >= queries) continue;
+      float sum = 0;
+      for (int i = 0; i < kPieceThreads / 32; ++i) sum += of_warps[j][i];
+      piece.ends[first + j] = {maxima[j] * kLog2e, sum};
     }
     __syncthreads();
-#pragma unroll
-    for (int j = 0; j < kChannels; ++j) {
-      const int channel = thread + j * kJoinThreads;
-      if (channel >= head_dim) break;
-      const float* from = state(first).out + query * head_dim + channel;
-      const bool is_held = first == 0 && j == 0;
-      if (is_held) {
-#pragma unroll
-        for (int i = 0; i < kHeldParts; ++i) {
-          if (i < count && weights[i] > 0) out[j] += weights[i] * held[i];
-        }
-      }
-#pragma unroll 8
-      for (int i = is_held ? kHeldParts : 0; i < count; ++i) {
-        const float weight = weights[i];
-        if (weight > 0) out[j] += weight * from[i * stride];
-      }
-    }
-  }
-  sum = block_reduce<kJoinThreads>(sum, false, of_warps);
-  if (launch.log_sums != nullptr && thread == 0) {
-    launch.log_sums[static_cast<int>(blockIdx.x) * launch.q_per_kv + query] = maximum + __logf(sum);
-  }
-#pragma unroll
-  for (int j = 0; j < kChannels; ++j) {
-    const int channel = thread + j * kJoinThreads;
-    if (channel < head_dim) {
-      lane.out[out_moved + query * head_dim + channel] = sum > 0 ? out[j] / sum : 0.0f;
-    }
   }
 }
 
@@ -265,7 +220,8 @@ template <class T, int kLanes>
 void launch_pieces(const PieceLaunch& l, Stream& stream) {
   const size_t shared =
       sizeof(float) * (kPieceThreads / kLanes) * kQueries * static_cast<size_t>(l.head_dim);
-  attend_piece<T, kLanes><<<dim3(l.count, l.parts), kPieceThreads, shared, native(stream)>>>(l);
+  launch_early("DecodeTable::attend", attend_piece<T, kLanes>, dim3(l.count, l.parts),
+               kPieceThreads, shared, stream, l);
 }
 
 template <class T>
@@ -284,18 +240,6 @@ void attend_pieces(const PieceLaunch& launch, DType dtype, Stream& stream) {
   if (dtype == DType::kBF16) return launch_pieces<__nv_bfloat16>(launch, stream);
   if (launch.head_dim == 128) return attend_half_rows(launch, stream);
   launch_pieces<__half>(launch, stream);
-}
-
-void join_parts(const PieceLaunch& launch, const DeviceRowLane* lanes, unsigned count,
-                int64_t out_moved, Stream& stream) {
-  const dim3 grid(count, static_cast<unsigned>(launch.q_per_kv));
-  launch_early("DecodeTable::attend", join_lane, grid, kJoinThreads, stream, launch, lanes,
-               out_moved);
-}
-
-float* place_states(const PieceLaunch& launch, int64_t parts, Stream& stream) {
-  const auto floats = static_cast<size_t>(parts * launch.state_floats());
-  return reinterpret_cast<float*>(stream.queue().scratch(kAttentionParts, floats * sizeof(float)));
 }
 
 }  // namespace kvlm::cuda

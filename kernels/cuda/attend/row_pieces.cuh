@@ -2,6 +2,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/base/host_device.h"
+#include "kernels/cuda/attend/log2.h"
 #include "kernels/cuda/device/launch.cuh"
 
 // Decode attention over pieces of full rows: what its kernels share.
@@ -22,17 +23,11 @@ constexpr int most_parts(int rows) {
 
 /// A run of a lane, with the lane's query, cut into parts.
 struct DevicePiece {
-  const float* q;
+  int64_t first_query;  ///< DeviceLane::first_query
   KeyValueRows cached;  ///< where the ring of its rows begins, and how many they are
   int first;            ///< the place of the first of them
   int ring_rows;        ///< behind so many places it goes on at the begin
-  int first_part, parts;
-};
-
-/// A lane, whose parts follow each other.
-struct DeviceRowLane {
-  float* out;
-  int first_part, parts;
+  int parts;
 };
 
 /// The pieces of a call, as the launches of its types need them.
@@ -42,22 +37,15 @@ struct PieceLaunch {
   unsigned parts;  // most of a piece
   int q_per_kv, head_dim;
   float scale;
-  float* states;    // of all parts, each out (q_per_kv, head_dim), max, sum (q_per_kv), padding
-  int64_t q_moved;  // floats from where pieces say that queries are
-  // (pieces, q_per_kv, score_stride) q . k of every row, scaled; null: not wanted.
+  const float* q;  // AttendArgs::q
+  // As in AttendArgs, in units of log2; null: not wanted. (pieces, q_per_kv, score_stride)
   float* scores = nullptr;
   int score_stride = 0;
-  float* log_sums = nullptr;  // (pieces, q_per_kv) log of the sum of exp(score), with `scores`
-
-  /// Floats of a part's state: it starts where vectors do.
-  VLM_HD int64_t state_floats() const { return (int64_t{q_per_kv} * (2 + head_dim) + 3) / 4 * 4; }
+  // As in FusedArgs, (pieces, splits, ...): the first `parts` of each piece are its.
+  float2* ends = nullptr;
+  float* outs = nullptr;
+  int splits = 0;
 };
-
-__device__ inline SoftmaxState state_of(const PieceLaunch& l, int part) {
-  float* out = l.states + part * l.state_floats();
-  float* max = out + l.q_per_kv * l.head_dim;
-  return {max, max + l.q_per_kv, out};
-}
 
 /// What a block of threads attends to: a part of a piece.
 struct PiecePart {
@@ -69,7 +57,8 @@ struct PiecePart {
   int before_end = 0;  ///< so many rows lie in front of the end of the ring
   int ring_rows = 0;
   float* scores = nullptr;  ///< PieceLaunch.scores of row 0, for query 0
-  SoftmaxState state;
+  float2* ends = nullptr;   ///< of its state, for query 0
+  float* outs = nullptr;
 
   /// Where row `row` lies, in rows from row 0.
   __device__ int place(int row) const { return row < before_end ? row : row - ring_rows; }
@@ -81,10 +70,12 @@ __device__ inline PiecePart part_of(const PieceLaunch& l, int element_bytes) {
   const auto part = static_cast<int>(blockIdx.y);
   PiecePart made;
   if (part >= piece.parts) return made;
-  made.q = piece.q + l.q_moved;
+  made.q = l.q + piece.first_query;
   made.dtype = piece.cached.dtype;
   made.ring_rows = piece.ring_rows;
-  made.state = state_of(l, piece.first_part + part);
+  const int64_t state = (int64_t{blockIdx.x} * l.splits + part) * l.q_per_kv;
+  made.ends = l.ends + state;
+  made.outs = l.outs + state * l.head_dim;
   const int most = part_rows(piece.cached.rows);
   const int skipped = part * most;
   made.rows = min(static_cast<int>(piece.cached.rows) - skipped, most);
@@ -109,10 +100,5 @@ constexpr bool reads_by_16(int head_dim, DType dtype) {
 }
 /// Serves the pieces of `dtype` of such a shape.
 void attend_pieces(const PieceLaunch& launch, DType dtype, Stream& stream);
-/// Merges the states of each lane's parts.
-void join_parts(const PieceLaunch& launch, const DeviceRowLane* lanes, unsigned count,
-                int64_t out_moved, Stream& stream);
-/// Memory for the states of so many parts.
-float* place_states(const PieceLaunch& launch, int64_t parts, Stream& stream);
 
 }  // namespace kvlm::cuda

@@ -34,7 +34,6 @@ enum ScratchSlot : int {
   kGemmResult,
   kTailProduct,  // what a product is before its tail; apart from what makes the product
   kGemmBias,
-  kAttentionParts,
   kLaneParts,
   kPackParts,
   kPromptRows,

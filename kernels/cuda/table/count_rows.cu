@@ -1,6 +1,9 @@
 // What a DecodeTable's GPU does with the counters of its lanes: counts the row that each gains and
-// the window that was packed, cuts runs into splits again, stores new rows.
+// the window that was packed, stores new rows.
+#include <climits>
+
 #include "kernels/cuda/attend/attend_layer.h"
+#include "kernels/cuda/attend/fused_splits.h"
 #include "kernels/cuda/attend/picture_choice.h"
 #include "kernels/cuda/table/count_rows.h"
 #include "kernels/cuda/table/store_row.cuh"
@@ -11,60 +14,22 @@ namespace {
 
 constexpr int kCountThreads = 128;
 
-/// Cuts one block of many rows into parts of `most`.
-__device__ __forceinline__ void cut_single(DeviceRun& run, const PackedFormat& format, int most) {
-  run.first_block.rows = run.block_rows = most;
-  run.code_stride = most * static_cast<int>(format.row_bytes());
-  run.scale_stride = format.axis == ScaleAxis::kToken
-                         ? most * format.groups() * static_cast<int>(dtype_bytes(format.meta))
-                         : 0;
-  run.packed_rows = run.slots;
-  run.units = (run.slots + most - 1) / most;
-  run.step = 1;
-}
-
-/// Cuts a run of a lane into splits of at most `most` slots.
-__device__ void cut_run(DeviceRun& run, const PackedFormat* formats, int most) {
-  switch (static_cast<Cut>(run.cut)) {
-    case Cut::kListed:
-      break;
-    case Cut::kRows:
-      run.units = run.slots;
-      run.step = most;
-      break;
-    case Cut::kEven:
-      run.units = (run.packed_rows + run.block_rows - 1) / run.block_rows;
-      run.step = max(1, most / run.block_rows);
-      break;
-    case Cut::kSingle:
-      cut_single(run, formats[run.format], most);
-      break;
-  }
-  run.splits = run.slots == 0 ? 0 : (run.units + run.step - 1) / run.step;
-}
-
-/// Slots of a split of a run in a lane of `slots`, at most.
-__device__ int most_slots(const TableArgs& table, const DeviceRun& run, int slots, bool keys,
-                          bool fused) {
-  if (fused) return kFusedBlockRows;
-  if (run.kernel == kCodeKernels) return kAnySplitSlots;
-  if (!keys) return run.selection != nullptr ? kOrderedSplitSlots : split_slots(slots);
-  return max(table.key_slots, static_cast<Cut>(run.cut) == Cut::kEven ? run.block_rows : 0);
-}
-
 /// What the runs behind the fixed ones hold now.
 __device__ void lay_gained(const TableArgs& table, const DeviceTail& tail, DeviceRun* gained) {
   const int before_wrap = min(tail.full, tail.ring_rows - tail.first);
   gained[0].slots = gained[0].packed_rows = tail.packed;
   gained[0].first_slot = gained[0].first_block.first_slot = tail.fixed_slots;
+  gained[0].first_place = tail.fixed_slots;
   const int64_t row_bytes =
       static_cast<int64_t>(table.head_dim) * (table.dtype == DType::kF32 ? 4 : 2);
   gained[1].rows = tail.ring + tail.first * row_bytes;
   gained[1].slots = before_wrap;
   gained[1].first_slot = tail.fixed_slots + tail.packed;
+  gained[1].first_place = tail.placed ? tail.ring_begin() + tail.first : gained[1].first_slot;
   gained[2].rows = tail.ring;
   gained[2].slots = tail.full - before_wrap;
   gained[2].first_slot = gained[1].first_slot + before_wrap;
+  gained[2].first_place = tail.placed ? tail.ring_begin() : gained[2].first_slot;
 }
 
 /// Where the step's row goes, and of weighed rows its number.
@@ -79,7 +44,7 @@ __device__ void place_newest(const TableArgs& table, int lane, int side, DeviceT
 }
 
 /// What the kernels of row_pieces.cu read of the full rows of a lane: those of its keys, beside
-/// which its values lie alike. Its query and output are counted from 0.
+/// which its values lie alike.
 ///   served  they read the lane
 __device__ void lay_piece(const TableArgs& table, int layer, int number, int lane, bool served,
                           int64_t query, const DeviceTail& keys) {
@@ -90,13 +55,12 @@ __device__ void lay_piece(const TableArgs& table, int layer, int number, int lan
     piece.parts = 0;
     return;
   }
-  piece.q = static_cast<const float*>(nullptr) + query;
+  piece.first_query = query;
   piece.cached = {keys.ring, values, table.dtype, keys.full};
   piece.first = keys.first;
   piece.ring_rows = keys.ring_rows;
-  piece.first_part = number * table.row_parts;
   piece.parts = static_cast<int>(ceil_div(keys.full, part_rows(keys.full)));
-  table.row_lanes[at] = {static_cast<float*>(nullptr) + query, piece.first_part, piece.parts};
+  table.lanes[lane].splits[0] = {0, static_cast<int16_t>(piece.parts)};
 }
 
 /// The row of queries of a lane, of keys and of values, by its number in the step.
@@ -105,18 +69,25 @@ __device__ __forceinline__ int64_t row_of(const TableArgs& table, int number) {
          number % table.heads;
 }
 
-/// Cuts the runs of a side of a lane of `slots`; their splits are numbered from `part` on. Returns
-/// the number behind the last.
-__device__ __forceinline__ int cut_runs(const TableArgs& table, DeviceRun* runs, int slots,
-                                        bool keys, bool fused, int part) {
-  for (int i = 0; i < table.side_runs; ++i) {
-    DeviceRun& run = runs[i];
-    if (run.kernel < 0) continue;
-    cut_run(run, table.formats, most_slots(table, run, slots, keys, fused));
-    run.first_part = part;
-    part += run.splits;
+/// The splits of a lane in which each pass over its values has slots.
+__device__ __forceinline__ void find_splits(const TableArgs& table, const DeviceRun* values,
+                                            DeviceLane& lane) {
+  const int split = fused_split_slots(lane.slots);
+  for (int pass = 0; pass < lane.passes; ++pass) {
+    int first = INT_MAX;
+    int end = 0;
+    for (int i = 0; i < table.side_runs; ++i) {
+      const DeviceRun& run = values[i];
+      if (run.kernel < 0 || run.pass != pass || run.slots == 0) continue;
+      if (is_picture_run(run.kernel)) {  // one state, in the place of the first
+        first = 0, end = 1;
+        break;
+      }
+      first = min(first, run.first_slot / split);
+      end = max(end, (run.first_slot + run.slots + split - 1) / split);
+    }
+    lane.splits[pass] = {static_cast<int16_t>(min(first, end)), static_cast<int16_t>(end)};
   }
-  return part;
 }
 
 /// A thread for each side of each lane of a step.
@@ -137,25 +108,26 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
   // Of a lane of full rows alone, which row_pieces.cu attends to, nobody reads the runs.
   const bool rows_alone = gained[kGainedRuns - 1].kernel < 0;
   if (!rows_alone) lay_gained(table, tail, gained);
-  const int slots = tail.fixed_slots + tail.packed + tail.full;
-  const bool fused = table.lanes[at].fused != 0;
-  const int first_part = number * table.parts[layer * 2 + side];
-  const int end_part = cut_runs(table, runs, slots, side == 0, fused, first_part);
   DeviceLane& lane = table.lanes[at];
-  if (side == 0) {
-    const int64_t query = row_of(table, number) * table.q_per_kv * table.head_dim;
-    lane.q = static_cast<const float*>(nullptr) + query;
-    lane.out = static_cast<float*>(nullptr) + query;
-    // Of a lane that is placed, keys and values may have different slots.
-    lane.slots = lane.placed && !fused ? table.longest : slots;
-    lane.first_weighting = number * table.weightings;
-    lane.weights = table.scores + static_cast<int64_t>(number) * table.q_per_kv * table.longest;
-    if (table.pieces != nullptr) {
-      lay_piece(table, layer, number, at, rows_alone || is_picture(lane.fused), query, tail);
-    }
-  } else {
-    lane.first_part = first_part;
-    lane.parts = end_part - first_part;
+  const bool in_pieces = rows_alone || is_picture(lane.fused);
+  if (side != 0) {
+    lane.slots = tail.fixed_slots + tail.packed + tail.full;
+    if (!in_pieces) find_splits(table, runs, lane);
+    return;
+  }
+  const int64_t query = row_of(table, number) * table.q_per_kv * table.head_dim;
+  lane.first_query = query;
+  lane.weights = table.scores + static_cast<int64_t>(number) * table.q_per_kv * table.longest;
+  if (table.pieces != nullptr) {
+    lay_piece(table, layer, number, at, in_pieces, query, tail);
+  }
+}
+
+/// Nothing of the ranges of a lane's remaps has been seen. By a warp.
+__device__ void clear_ranges(const TableArgs& table, int number) {
+  const int count = table.remaps * table.q_per_kv;
+  for (int i = static_cast<int>(threadIdx.x % 32); i < count; i += 32) {
+    table.ranges[number * count + i] = {INT_MAX, INT_MIN};
   }
 }
 
@@ -177,6 +149,7 @@ __global__ void __launch_bounds__(32 * kStoreWarps)
   wait_for_earlier();
   store_row(tail.ring, table.dtype, tail.place(tail.newest), table.head_dim,
             (side == 0 ? k : v) + from);
+  if (side == 0) clear_ranges(table, number);
   if (!tail.placed || threadIdx.x % 32 != 0) return;
   const DeviceTail& other = table.tails[lane * 2 + 1 - side];
   table.other_of(lane, side)[tail.ring_begin() + tail.place(tail.newest)] =

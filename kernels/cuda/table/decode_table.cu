@@ -14,6 +14,7 @@
 #include "kernels/base/buffer.h"
 #include "kernels/cuda/attend/attend_layer.h"
 #include "kernels/cuda/attend/launch_bounds.h"
+#include "kernels/cuda/attend/picture_choice.h"
 #include "kernels/cuda/table/count_rows.h"
 #include "kernels/cuda/table/drop_rows.h"
 #include "kernels/cuda/table/pack_windows.h"
@@ -46,14 +47,6 @@ struct ClassOfLayers {
   WindowClass window;
   std::vector<int> layers;
 };
-
-/// The most slots of a split of keys, for a batch whose lanes have `slots` in all.
-int key_split_slots(int64_t slots, Stream& stream) {
-  const int64_t wanted = int64_t{4} * stream.queue().multiprocessors();
-  int split = kAnySplitSlots;
-  while (split < kMostKeySlots && slots > split * wanted) split *= 2;
-  return split;
-}
 
 /// By what first rows turn, as often as they may: TableArgs::waves.
 Buffer waves_of(std::span<const float> frequencies, int turns, Device device) {
@@ -129,7 +122,7 @@ void take_sizes(const DraftPlan& plan, TableArgs& args) {
   args.side_runs = plan.side_runs();
   args.q_per_kv = plan.shape.q_per_kv;
   args.head_dim = plan.shape.head_dim;
-  args.weightings = plan.shape.remaps + 1;
+  args.remaps = plan.shape.remaps;
   args.dtype = plan.shape.rows;
 }
 
@@ -149,23 +142,22 @@ struct DecodeTable::State {
 
   // (slots, layers, kv_heads, ...)
   Buffer lanes, runs, tails, remaps, blocks, words;
-  // (layers, 2) windows and parts; layers by class; (layers,) slopes that were clamped
-  Buffer device_windows, device_parts, class_layers, together, clamped;
-  Buffer device_formats, device_step, scores, log_sums, evicted;
+  // (layers, 2) windows; layers by class; (layers,) slopes that were clamped
+  Buffer device_windows, class_layers, together, clamped;
+  Buffer device_formats, device_step, scores, ranges, evicted;
   Buffer weighed, came;
   Buffer value_at, key_at, live, fixed, place_weights, gained_bytes;  // where packed rows may go
   Buffer row_bits;
   Buffer row_scores;  // (slots, layers, kv_heads, weighed_rows), if rows are scored
   Buffer turned, waves;
-  Buffer pieces, row_lanes;  // (layers, rows of the step, kv_heads)
-  int row_parts = 0;         // of such a lane, at most
+  Buffer pieces;      // (layers, rows of the step, kv_heads)
+  int row_parts = 0;  // of such a lane, at most
 
   DraftPlan plan;
   FormatList formats;
   size_t sent_formats = 0;
   std::vector<std::unique_ptr<SlotDraft>> drafts;
   std::vector<uint8_t> is_placed;  // (slots,) whose lanes are
-  int most_places = 0;             // TableArgs::most_places
   bool weighs_slots = false;       // some lane is WeighedRows::by_slots
   bool turns;                      // kept keys do
 
@@ -175,16 +167,12 @@ struct DecodeTable::State {
   bool holds_rows_alone(int layer) const;
   /// Slots of a lane whose rows have weights, at most.
   int weighed_slots() const {
-    if (weighs_slots) return std::max(most_places, longest());
-    return plan.shape.drops_packed ? most_places : plan.load.weighed_rows;
+    return weighs_slots || plan.shape.drops_packed ? longest() : plan.load.weighed_rows;
   }
   bool any_layer(bool rows_alone) const;
   bool may_hold_pictures() const;
   void note_ring(int rows);
-  void note_places(int places);
-  PieceLaunch rows_of(int layer, const float* q, float scale, Stream& stream);
-  void attend_rows(int layer, const float* q, float* out, float scale, Stream& stream);
-  void add_weights(int layer, const float* log_sums, Stream& stream);
+  PieceLaunch rows_of(int layer, const float* q, float scale);
   void class_layers_of(size_t side);
   void place_slots();
   void place_drafted(size_t slots);
@@ -195,7 +183,6 @@ struct DecodeTable::State {
   void send_placed(SlotDraft& draft, Stream& stream);
   void send_formats(Stream& stream);
   void take_step(std::span<const TableRow> rows, Stream& stream);
-  void send_bounds(Stream& stream);
   TableArgs table_args();
   void point_weighed(TableArgs& args);
   AttendArgs attend_args(int layer, const float* q, float* out, float scale);
@@ -206,9 +193,8 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
     : rows_alone(of.rows_alone.begin(), of.rows_alone.end()),
       windows(of_layers.begin(), of_layers.end()),
       device(at),
-      bounds(of.layers, 0),
+      bounds(of.layers),
       device_windows(at, 2 * windows.size() * sizeof(DeviceWindow)),
-      device_parts(at, 2 * windows.size() * sizeof(int)),
       class_layers(at, 2 * windows.size() * sizeof(int)),
       together(at, windows.size() * sizeof(int)),
       clamped(at, windows.size() * sizeof(unsigned long long)),
@@ -252,17 +238,6 @@ void DecodeTable::State::note_ring(int rows) {
   const int parts = most_parts(rows);
   if (parts <= row_parts) return;
   row_parts = parts;
-  bounds.changed = true;
-}
-
-/// Makes room for the weights of a lane of so many places.
-void DecodeTable::State::note_places(int places) {
-  if (places == 0) return;
-  // Rounded up, so that sequences of about the same length launch the same.
-  int rounded = std::max(most_places, 2048);
-  while (rounded < places) rounded *= 2;
-  if (rounded == most_places) return;
-  most_places = rounded;
   bounds.changed = true;
 }
 
@@ -321,7 +296,7 @@ void DecodeTable::State::plan_drafts() {
 void DecodeTable::State::place_slots() {
   const auto slots = static_cast<size_t>(plan.load.slots);
   assert(2 * plan.side_runs() <= kMostRuns);
-  bounds = LaunchBounds(plan.shape.layers, plan.side_runs());
+  bounds = LaunchBounds(plan.shape.layers);
   plan_drafts();
   place_drafted(slots);
   place_counted(slots);
@@ -331,7 +306,6 @@ void DecodeTable::State::place_slots() {
   plan.place_weights = reinterpret_cast<float*>(place_weights.data());
   plan.row_bits = reinterpret_cast<const uint32_t*>(row_bits.data());
   is_placed.assign(slots, 0);
-  most_places = 0;
   weighs_slots = false;
   step.reserve(slots);
   step.clear();
@@ -375,10 +349,9 @@ void DecodeTable::State::place_counted(size_t slots) {
   const bool keeps_scores = any_layer(/*rows_alone=*/false) || plan.weighs();
   take(scores, device,
        keeps_scores ? slots * heads * static_cast<size_t>(longest()) * sizeof(float) : 0);
-  take(log_sums, device, plan.weighs() ? slots * heads * sizeof(float) : 0);
+  take(ranges, device, slots * heads * static_cast<size_t>(plan.shape.remaps) * sizeof(ScoreRange));
   const bool rows_apart = any_layer(/*rows_alone=*/true) || may_hold_pictures();
   take(pieces, device, rows_apart ? slot_lanes * sizeof(DevicePiece) : 0);
-  take(row_lanes, device, rows_apart ? slot_lanes * sizeof(DeviceRowLane) : 0);
 }
 
 /// Makes launches reach what was laid.
@@ -386,7 +359,6 @@ void DecodeTable::State::note(SlotDraft& draft) {
   if (std::exchange(draft.bounds().changed, false)) bounds.take(draft.bounds());
   assert(draft.ring_rows == 0 || pieces.bytes() > 0);
   note_ring(draft.ring_rows);
-  note_places(draft.places);
   if (draft.weighs_slots && !std::exchange(weighs_slots, true)) bounds.changed = true;
 }
 
@@ -428,7 +400,6 @@ void DecodeTable::State::send_placed(SlotDraft& draft, Stream& stream) {
 void DecodeTable::State::take_step(std::span<const TableRow> rows, Stream& stream) {
   if (std::ranges::equal(step, rows)) return;
   step.assign(rows.begin(), rows.end());
-  bounds.cut_keys(key_split_slots(int64_t{lanes_of_step()} * plan.load.longest, stream));
   try {
     stream.queue().copy(device_step.data(), true, step.data(), false,
                         step.size() * sizeof(TableRow));
@@ -436,15 +407,6 @@ void DecodeTable::State::take_step(std::span<const TableRow> rows, Stream& strea
     step.clear();  // the GPU does not know these rows
     throw;
   }
-}
-
-/// Sends what the kernels that count have to know of all layers.
-void DecodeTable::State::send_bounds(Stream& stream) {
-  std::vector<int> parts;
-  for (int layer = 0; layer < plan.shape.layers; ++layer) {
-    for (const bool keys : {true, false}) parts.push_back(bounds.parts(layer, keys));
-  }
-  stream.queue().copy(device_parts.data(), true, parts.data(), false, device_parts.bytes());
 }
 
 void DecodeTable::State::send_formats(Stream& stream) {
@@ -463,7 +425,6 @@ TableArgs DecodeTable::State::table_args() {
   args.runs = reinterpret_cast<DeviceRun*>(runs.data());
   args.tails = reinterpret_cast<DeviceTail*>(tails.data());
   args.windows = reinterpret_cast<const DeviceWindow*>(device_windows.data());
-  args.parts = reinterpret_cast<const int*>(device_parts.data());
   args.formats = reinterpret_cast<const PackedFormat*>(device_formats.data());
   args.compares = plan.compares();
   args.scored = plan.shape.scored;
@@ -475,13 +436,12 @@ TableArgs DecodeTable::State::table_args() {
     args.turned_half = static_cast<int>(plan.shape.turned_by.size());
   }
   args.scores = reinterpret_cast<float*>(scores.data());
+  args.ranges = reinterpret_cast<ScoreRange*>(ranges.data());
   take_sizes(plan, args);
   args.rows = static_cast<int>(step.size());
   args.longest = longest();
-  args.key_slots = bounds.key_slots();
   if (pieces.bytes() == 0) return args;
   args.pieces = reinterpret_cast<DevicePiece*>(pieces.data());
-  args.row_lanes = reinterpret_cast<DeviceRowLane*>(row_lanes.data());
   args.row_parts = row_parts;
   return args;
 }
@@ -500,13 +460,12 @@ void DecodeTable::State::point_weighed(TableArgs& args) {
   args.fixed = reinterpret_cast<DeviceFixedBlock*>(fixed.data());
   args.row_bits = reinterpret_cast<uint32_t*>(row_bits.data());
   args.bit_words = plan.bit_words;
-  args.most_places = most_places;
   args.blocks = plan.load.blocks;
   args.fixed_blocks = plan.load.fixed_blocks;
 }
 
-/// The full rows of a layer that row_pieces.cu serves, and where their states go.
-PieceLaunch DecodeTable::State::rows_of(int layer, const float* q, float scale, Stream& stream) {
+/// The full rows of a layer that row_pieces.cu serves.
+PieceLaunch DecodeTable::State::rows_of(int layer, const float* q, float scale) {
   const TableArgs table = table_args();
   PieceLaunch launch{};
   launch.pieces = table.pieces + int64_t{layer} * lanes_of_step();
@@ -515,31 +474,12 @@ PieceLaunch DecodeTable::State::rows_of(int layer, const float* q, float scale, 
   launch.q_per_kv = plan.shape.q_per_kv;
   launch.head_dim = plan.shape.head_dim;
   launch.scale = scale;
-  launch.q_moved = q - static_cast<const float*>(nullptr);
-  launch.states = place_states(launch, int64_t{lanes_of_step()} * table.row_parts, stream);
+  launch.q = q;
   if (plan.weighs()) {
     launch.scores = table.scores;
     launch.score_stride = table.longest;
-    launch.log_sums = reinterpret_cast<float*>(log_sums.data());
   }
   return launch;
-}
-
-/// Attends in a layer that holds_rows_alone().
-void DecodeTable::State::attend_rows(int layer, const float* q, float* out, float scale,
-                                     Stream& stream) {
-  const PieceLaunch launch = rows_of(layer, q, scale, stream);
-  attend_pieces(launch, plan.shape.rows, stream);
-  join_parts(launch, table_args().row_lanes + int64_t{layer} * lanes_of_step(), launch.count,
-             out - static_cast<float*>(nullptr), stream);
-  if (plan.weighs()) add_weights(layer, launch.log_sums, stream);
-}
-
-/// Adds the weights of a layer's rows to what the table keeps of them.
-///   log_sums  of PieceLaunch, if attention has stored scores; null: it has stored weights
-void DecodeTable::State::add_weights(int layer, const float* log_sums, Stream& stream) {
-  const bool summed = plan.shape.weights == RowWeights::kSummed;
-  add_row_weights(table_args(), layer, summed, log_sums, stream);
 }
 
 AttendArgs DecodeTable::State::attend_args(int layer, const float* q, float* out, float scale) {
@@ -553,13 +493,21 @@ AttendArgs DecodeTable::State::attend_args(int layer, const float* q, float* out
   args.q_per_kv = plan.shape.q_per_kv;
   args.head_dim = plan.shape.head_dim;
   args.scale = scale;
-  args.q_moved = q - static_cast<const float*>(nullptr);
-  args.out_moved = out - static_cast<float*>(nullptr);
+  args.q = q;
+  args.out = out;
   args.step = reinterpret_cast<const TableRow*>(device_step.data());
   args.layer = layer;
   args.layers = plan.shape.layers;
   args.heads = plan.shape.kv_heads;
   args.lane_runs = 2 * plan.side_runs();
+  args.ranges = reinterpret_cast<ScoreRange*>(ranges.data());
+  args.most_remaps = plan.shape.remaps;
+  args.score_stride = longest();
+  args.weighs = plan.weighs();
+  if (!plan.shape.drops_packed) return args;
+  args.value_at = reinterpret_cast<const int16_t*>(value_at.data());
+  args.key_at = reinterpret_cast<const int16_t*>(key_at.data());
+  args.places = plan.load.weighed_rows;
   return args;
 }
 
@@ -615,7 +563,6 @@ void DecodeTable::start(std::span<const TableRow> rows, Stream& stream) {
   State& state = *state_;
   state.take_step(rows, stream);
   if (state.bounds.changed) {
-    state.send_bounds(stream);
     state.bounds.changed = false;
     std::fill(state.versions.begin(), state.versions.end(), 0);
   }
@@ -636,19 +583,22 @@ void DecodeTable::store(int layer, const float* k, const float* v, Stream& strea
 void DecodeTable::attend(int layer, const float* q, float* out, float scale, Stream& stream) {
   State& state = *state_;
   if (state.step.empty()) return;
-  if (state.holds_rows_alone(layer)) return state.attend_rows(layer, q, out, scale, stream);
-  LayerLaunch launch = state.bounds.layer_launch(layer, state.lanes_of_step());
+  LayerLaunch launch;
+  launch.kinds = state.bounds.kinds(layer);
+  launch.lanes = static_cast<unsigned>(state.lanes_of_step());
+  launch.dtype = state.plan.shape.rows;
+  launch.rows_alone = state.holds_rows_alone(layer);
   launch.most_slots = state.longest();
-  const TableArgs table = state.table_args();
-  launch.table = &table;
-  launch.weightings = state.lanes_of_step() * (state.plan.shape.remaps + 1);
   launch.channels = state.formats.channels(state.plan.shape.head_dim);
-  if ((launch.kinds.fused & kPictureKernels) != 0) {
-    launch.pictures.rows = state.rows_of(layer, q, scale, stream);
-    launch.pictures.lanes = table.row_lanes + int64_t{layer} * state.lanes_of_step();
+  if (launch.rows_alone || launch.kinds.picture_rows) launch.rows = state.rows_of(layer, q, scale);
+  const AttendArgs args = state.attend_args(layer, q, out, scale);
+  const FusedArgs fused = attend_splits(launch, args, stream);
+  if (state.plan.weighs()) {
+    const bool summed = state.plan.shape.weights == RowWeights::kSummed;
+    join_and_weigh_rows(state.table_args(), args, fused, summed, launch.rows_alone, stream);
+  } else if (needs_join(launch, fused)) {
+    join_fused(args, fused, /*early=*/launch.rows_alone, stream);
   }
-  launch_layer(launch, state.attend_args(layer, q, out, scale), stream);
-  if (state.plan.weighs()) state.add_weights(layer, nullptr, stream);
 }
 
 void DecodeTable::pack(bool keys, Stream& stream) {

@@ -3,12 +3,16 @@
 // it again.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cassert>
+#include <limits>
 #include <memory>
 #include <new>
 #include <utility>
 
-#include "kernels/cuda/attend/attend_layer.h"
+#include "kernels/cuda/attend/format_choice.h"
+#include "kernels/cuda/attend/picture_choice.h"
+#include "kernels/cuda/attend/two_pass.h"
 #include "kernels/cuda/table/count_rows.h"
 #include "kernels/cuda/table/lane_layout.h"
 
@@ -16,7 +20,8 @@ namespace kvlm::cuda::packed {
 
 namespace {
 
-constexpr int16_t kFusedRun = kCodeKernels + 1;  // DeviceRun::kernel of runs of fused lanes
+constexpr int kAnyBlockRows =
+    256;  // of blocks that any_format.cu reads, each by a block of threads
 
 /// Full rows of a picture's lane are those of its ring alone, keys and values in the same places.
 bool has_picture_rows(const TableLane& lane) {
@@ -78,45 +83,6 @@ PackedBlock part_of(const PackedFormat& format, const PackedBlock& block, int ro
     part.live_rows += static_cast<int>(part.live[i / 64] >> (i % 64) & 1);
   }
   return part;
-}
-
-/// Whether weights lie in the order of a lane's runs of values (DeviceLane::in_run_order), so that
-/// kernels which know of no selection serve the runs: where one selection splits some of the
-/// values, and nobody else reads weights.
-///   slots  of the lane, at most
-bool goes_in_run_order(std::span<const SlotRun> values, size_t remaps, bool weights_wanted,
-                       int slots) {
-  if (remaps > 0 || weights_wanted || slots > kMostOrdered) return false;
-  const auto selects = [](const SlotRun& run) { return run.selection != nullptr; };
-  const auto first = std::find_if(values.begin(), values.end(), selects);
-  const auto end = std::find_if_not(first, values.end(), selects);
-  const auto ends = std::count_if(first, end, [](const SlotRun& r) { return r.selection_ends; });
-  return first != end && end - first <= 2 && ends == 1 && (end - 1)->selection_ends &&
-         std::none_of(end, values.end(), selects);
-}
-
-/// Says to which remap each run of a lane belongs; false if one belongs to several, or to one in
-/// part.
-bool find_ranges(std::span<const ScoreRemap> remaps, std::span<DeviceRun> runs) {
-  for (DeviceRun& run : runs) {
-    if (run.kernel < 0) continue;
-    for (size_t r = 0; r < remaps.size(); ++r) {
-      const int from = std::max(run.first_slot, remaps[r].first);
-      const int to = std::min(run.first_slot + run.slots, remaps[r].first + remaps[r].slots);
-      if (from >= to) continue;
-      if (to - from != run.slots || run.range != 0) return false;
-      run.range = static_cast<int16_t>(r + 1);
-    }
-  }
-  return true;
-}
-
-/// Whether a lane of several passes finds only the constants of its softmax before values are added
-/// (DeviceLane::deferred). Says to which remap its runs belong.
-bool defers(const TableLane& lane, std::span<DeviceRun> runs) {
-  return !lane.placed && lane.weighed.weights == nullptr && find_ranges(lane.remaps, runs) &&
-         std::none_of(runs.begin(), runs.end(),
-                      [](const DeviceRun& run) { return run.kernel == kCodeKernels; });
 }
 
 /// Whether the key and the value of every row of a lane that is placed lie in the same place, and
@@ -192,46 +158,24 @@ int FormatList::channels(int head_dim) const noexcept {
 }
 
 LaneLayout::LaneLayout(const TableShape& shape, std::span<const std::array<RowWindow, 2>> windows,
-                       std::span<const uint8_t> rows_alone, int fixed_runs, int longest,
-                       FormatList& formats)
-    : bounds(shape.layers, fixed_runs + kGainedRuns),
+                       std::span<const uint8_t> rows_alone, int fixed_runs, FormatList& formats)
+    : bounds(shape.layers),
       shape_(shape),
       windows_(windows),
       rows_alone_(rows_alone),
       formats_(formats),
       fixed_runs_(fixed_runs),
-      side_runs_(fixed_runs + kGainedRuns),
-      longest_(longest) {}
+      side_runs_(fixed_runs + kGainedRuns) {}
 
 void LaneLayout::lay(int layer, const TableLane& from, LaneSpace& to) {
-  LaneWay way{};
-  way.alone = rows_alone_[static_cast<size_t>(layer)] != 0;
-  const FusedLane fused = way.alone ? FusedLane{} : served_in_one_pass(layer, from);
-  way.fused = fused.pair != 0;
-  way.in_order = !way.fused && goes_in_order(from);
-  way.slots = from.keys_gained.packed + from.keys_gained.full;
-  for (const SlotRun& run : from.keys) way.slots += run.slots;
-  lay_side(layer, true, from, way, to);
-  lay_side(layer, false, from, way, to);
-  lay_lane(from, fused, way, to);
-  if (way.alone) return;
-  bounds.note_kind(layer, *to.lane, fused.sources);
-  if (is_picture(fused.pair)) bounds.note_picture(layer, from.keys[0].slots);
+  if (!is_alone(layer)) choose(layer, from);
+  lay_side(layer, true, from, passes_[0], to);
+  lay_side(layer, false, from, passes_[1], to);
+  lay_lane(layer, from, to);
 }
 
-/// Whether its values are weighted in the order of their runs.
-bool LaneLayout::goes_in_order(const TableLane& lane) const {
-  // Until it is laid again, which the host does where it packs values by their protection. Rows
-  // that are full already do not count, so that laying a lane anew changes nothing.
-  int most = lane.values_gained.ring_rows;
-  for (const SlotRun& run : lane.values) most += run.slots;
-  return !lane.placed &&
-         goes_in_run_order(lane.values, lane.remaps.size(), lane.weighed.weights != nullptr, most);
-}
-
-/// The lane itself, whose runs have been laid, and what they have to know of it.
-void LaneLayout::lay_lane(const TableLane& from, const FusedLane& fused, const LaneWay& way,
-                          LaneSpace& to) {
+/// The lane itself, whose runs have been laid, and what launches have to know of it.
+void LaneLayout::lay_lane(int layer, const TableLane& from, LaneSpace& to) {
   DeviceLane& lane = *to.lane = DeviceLane();
   assert(from.remaps.size() <= static_cast<size_t>(shape_.remaps));
   assert(std::all_of(from.remaps.begin(), from.remaps.end(), [&](const ScoreRemap& remap) {
@@ -242,16 +186,34 @@ void LaneLayout::lay_lane(const TableLane& from, const FusedLane& fused, const L
   lane.first_keys = to.index * 2 * side_runs_;
   lane.last_keys = lane.first_keys + side_runs_ - 1;
   lane.last_values = lane.last_keys + side_runs_;
-  lane.fused = static_cast<int8_t>(fused.pair);
-  lane.in_run_order = way.in_order;
   lane.placed = from.placed;
-  const std::span<DeviceRun> runs(to.runs, 2 * static_cast<size_t>(side_runs_));
-  for (DeviceRun& run : runs) {
-    run.lane = to.index;
-    if (way.fused && run.kernel >= 0) run.kernel = kFusedRun;
+  lane.passes = is_alone(layer) ? 1 : 0;
+  if (is_alone(layer)) return;
+  const DeviceRun* values = to.runs + side_runs_;
+  lane.selects = std::any_of(values, values + side_runs_,
+                             [](const DeviceRun& run) { return run.selected_of > 0; });
+  lane.fused = static_cast<int8_t>(fused_.pair);
+  for (int i = 0; i < side_runs_; ++i) to.runs[i].source = fused_.source[static_cast<size_t>(i)];
+  LaneKinds kinds;
+  if (fused_.pair != 0) {
+    kinds.fused = 1u << fused_.pair;
+    kinds.sources[static_cast<size_t>(fused_.pair)] = fused_.sources;
+    const bool weighed = from.weighed.weights != nullptr;
+    kinds.lose_rows = (lane.placed || weighed) && !is_picture(fused_.pair);
+    kinds.picture_rows = is_picture(fused_.pair);
+    lane.passes = kinds.picture_rows ? 1 : 0;
+  } else {
+    kinds.keys = passes_[0].all;
+    kinds.values = passes_[1].all;
+    kinds.pass_sources = fused_.sources;
+    kinds.passes = std::popcount(kinds.values) + (picture_ != 0 ? 1 : 0);
+    lane.passes = static_cast<int8_t>(kinds.passes);
   }
-  for (int i = 0; i < side_runs_; ++i) runs[i].source = fused.source[static_cast<size_t>(i)];
-  lane.deferred = !way.fused && !way.in_order && defers(from, runs);
+  if (picture_ != 0) {
+    kinds.fused |= 1u << picture_;
+    kinds.picture_slots = from.keys[0].slots;
+  }
+  bounds.note(layer, kinds);
 }
 
 /// Asks the list, which others share, once for a format.
@@ -262,125 +224,99 @@ int16_t LaneLayout::format_of(const PackedFormat& format) {
   return known_.emplace_back(&format, formats_.place_of(format)).second;
 }
 
-/// The kernel that serves a run, of those that attend in several passes.
-int16_t LaneLayout::kernel_of(const SlotRun& run, bool keys, bool in_order) const {
-  const int kernel = code_kernel(run, keys, in_order, shape_.head_dim);
-  return static_cast<int16_t>(kernel < 0 ? static_cast<int>(kCodeKernels) : kernel);
-}
-
 /// What never changes of a fixed run.
-void LaneLayout::lay_run(const SlotRun& from, bool keys, const LaneWay& way, ListSpace& list,
-                         DeviceRun& made) {
-  made.kernel = kernel_of(from, keys, way.in_order);
+void LaneLayout::lay_run(const SlotRun& from, int kernel, ListSpace& list, DeviceRun& made) {
   made.slots = from.slots;
-  made.selected_of = from.selected_of;
-  made.selected_bit = from.selected_bit;
   made.q = from.q;
   if (from.selection != nullptr) {
     list.need(0, (from.selected_of + 63) / 64);
     made.selection = list.add_words(from.selection, from.selected_of);
+    made.selected_of = from.selected_of;
+    made.selected_bit = from.selected_bit;
   }
   if (from.format == nullptr) {
-    made.cut = static_cast<int8_t>(Cut::kRows);
     made.rows = from.rows;
     made.dtype = from.dtype;
     return;
   }
   made.format = format_of(*from.format);
-  cut_run(from, way, list, made);
+  place_blocks(from, kernel, list, made);
 }
 
-/// How a fixed run of packed rows is cut into blocks.
-void LaneLayout::cut_run(const SlotRun& from, const LaneWay& way, ListSpace& list,
-                         DeviceRun& made) {
+/// Where the blocks of a fixed run of packed rows are.
+void LaneLayout::place_blocks(const SlotRun& from, int kernel, ListSpace& list, DeviceRun& made) {
   const PackedBlock& block = from.blocks[0];
   made.first_block = {block.codes, block.scales, block.zeros, nullptr, block.rows, 0};
-  if (from.code_stride != 0 && block.rows <= kAnySplitSlots) {
-    made.cut = static_cast<int8_t>(Cut::kEven);
-    made.code_stride = static_cast<int>(from.code_stride);
-    made.scale_stride = static_cast<int>(from.scale_stride);
-    made.block_rows = block.rows;
-    made.packed_rows = from.slots;
-  } else if (from.blocks.size() == 1 && block.live == nullptr) {
-    made.cut = static_cast<int8_t>(Cut::kSingle);
-  } else {
-    const int most = way.fused                     ? kFusedBlockRows
-                     : made.kernel == kCodeKernels ? kAnySplitSlots
-                     : from.selection != nullptr   ? kOrderedSplitSlots
-                                                   : split_slots(way.slots);
-    list_blocks(from, most, list, made);
+  const int most = kernel == kAnyKernel ? kAnyBlockRows : std::numeric_limits<int>::max();
+  const bool is_single = from.blocks.size() == 1 && block.live == nullptr;
+  if ((from.code_stride == 0 && !is_single) || block.rows > most) {
+    return list_blocks(from, most, list, made);
   }
+  made.code_stride = static_cast<int>(from.code_stride);
+  made.scale_stride = static_cast<int>(from.scale_stride);
+  made.block_rows = block.rows;
+  made.packed_rows = from.slots;
 }
 
 /// Lists the blocks of a run; of one of many rows, parts of at most `most`.
 void LaneLayout::list_blocks(const SlotRun& from, int most, ListSpace& list, DeviceRun& made) {
-  made.cut = static_cast<int8_t>(Cut::kListed);
+  made.block_rows = 0;
   made.listed = list.first_block + list.used_blocks;
   int slot = made.first_slot;
-  int longest = 1;
   for (const PackedBlock& block : from.blocks) {
-    for (int row = 0; row < block.rows; row += most) {
+    for (int row = 0; row < block.rows; row += std::min(most, block.rows)) {
       list.need(1, part_words(block, row, most));
       const PackedBlock part = part_of(*from.format, block, row, std::min(most, block.rows - row));
       const uint64_t* live = part.live == nullptr ? nullptr : list.add_words(part.live, part.rows);
       list.blocks[list.used_blocks++] = {part.codes, part.scales, part.zeros,
                                          live,       part.rows,   slot};
       slot += part.live_rows;
-      longest = std::max(longest, part.rows);
     }
   }
   made.units = list.first_block + list.used_blocks - made.listed;
-  made.step = std::max(1, most / longest);
 }
 
 /// The runs of the rows that a lane gains.
-void LaneLayout::lay_gained(const GrowingRows& gained, const RowWindow& window, bool keys,
-                            DeviceRun* made, DeviceTail& tail) {
-  made[0].kernel = -1;
+void LaneLayout::lay_gained(const GrowingRows& gained, const RowWindow& window,
+                            const SideKernels& kernels, DeviceRun* made, DeviceTail& tail) {
+  const auto at = static_cast<size_t>(fixed_runs_);
   if (is_packed(gained, window)) {
     PackedBlock block;
-    const SlotRun packed = packed_run(*window.format, gained, block);
-    made[0].kernel = kernel_of(packed, keys, /*in_order=*/false);
-    made[0].cut = static_cast<int8_t>(Cut::kEven);
+    static_cast<void>(packed_run(*window.format, gained, block));
+    made[0].kernel = kernels.kernels[at];
     made[0].format = tail.format = format_of(*window.format);
     made[0].first_block = {block.codes, block.scales, block.zeros, nullptr, block.rows, 0};
     made[0].code_stride = tail.code_stride;
     made[0].scale_stride = tail.scale_stride;
     made[0].block_rows = gained.block_rows;
   }
-  const int16_t kernel = kernel_of(full_rows(gained.ring, shape_.rows), keys, /*in_order=*/false);
-  for (DeviceRun* ring : {made + 1, made + 2}) {
-    ring->kernel = kernel;
-    ring->cut = static_cast<int8_t>(Cut::kRows);
-    ring->rows = gained.ring;
-    ring->dtype = shape_.rows;
+  for (const size_t i : {size_t{1}, size_t{2}}) {
+    made[i].kernel = kernels.kernels[at + i];
+    made[i].rows = gained.ring;
+    made[i].dtype = shape_.rows;
   }
 }
 
 /// The fixed runs of a side; returns their slots.
-int LaneLayout::lay_fixed(int layer, bool keys, std::span<const SlotRun> fixed, const LaneWay& way,
+int LaneLayout::lay_fixed(std::span<const SlotRun> fixed, const SideKernels& kernels,
                           ListSpace& list, DeviceRun* made) {
   assert(fixed.size() <= static_cast<size_t>(fixed_runs_));
   int slot = 0;
-  int selected = 0;
+  bool selects = false;  // the run before, whose selection goes on
   for (size_t i = 0; i < fixed.size(); ++i) {
-    made[i].first_slot = slot + (way.in_order ? selected : 0);
-    lay_run(fixed[i], keys, way, list, made[i]);
-    made[i].first_block.first_slot = made[i].first_slot;
-    if (!way.fused)
-      bounds.note(layer, keys, static_cast<int>(i), made[i], fixed[i].slots, longest_);
-    if (fixed[i].selection == nullptr) {
-      slot += fixed[i].slots;
-      continue;
-    }
-    selected += fixed[i].slots;
-    if (fixed[i].selection_ends) slot += std::exchange(selected, 0);
+    made[i].first_slot = made[i].first_place = slot;
+    made[i].kernel = kernels.kernels[i];
+    lay_run(fixed[i], made[i].kernel, list, made[i]);
+    made[i].first_block.first_slot = slot;
+    if (selects) made[i].selected_of = 0;  // the first run says where slots of a selection lie
+    selects = fixed[i].selection != nullptr && !fixed[i].selection_ends;
+    slot += fixed[i].slots;
   }
   return slot;
 }
 
 /// The keys or the values of a lane.
-void LaneLayout::lay_side(int layer, bool keys, const TableLane& lane, const LaneWay& way,
+void LaneLayout::lay_side(int layer, bool keys, const TableLane& lane, const SideKernels& kernels,
                           LaneSpace& to) {
   const int side = keys ? 0 : 1;
   DeviceRun* made = to.runs + side * side_runs_;
@@ -389,21 +325,24 @@ void LaneLayout::lay_side(int layer, bool keys, const TableLane& lane, const Lan
     made[i].kernel = -1;
     made[i].source = -1;
   }
-  const int slots = lay_fixed(layer, keys, keys ? lane.keys : lane.values, way, to.list, made);
+  const int slots = lay_fixed(keys ? lane.keys : lane.values, kernels, to.list, made);
   const GrowingRows& gained = keys ? lane.keys_gained : lane.values_gained;
   const RowWindow& window = windows_[static_cast<size_t>(layer)][static_cast<size_t>(side)];
   to.tails[side] = tail_of(gained, slots, lane.placed);
-  if (way.alone) return;
-  lay_gained(gained, window, keys, made + fixed_runs_, to.tails[side]);
-  for (int i = 0; i < kGainedRuns; ++i) {
-    const DeviceRun& run = made[fixed_runs_ + i];
-    if (run.kernel < 0 || way.fused) continue;
-    bounds.note(layer, keys, fixed_runs_ + i, run, i == 0 ? longest_ : gained.ring_rows, longest_);
+  if (is_alone(layer)) return;
+  lay_gained(gained, window, kernels, made + fixed_runs_, to.tails[side]);
+  for (int i = 0; i < side_runs_; ++i) {
+    DeviceRun& run = made[i];
+    if (is_picture_run(run.kernel)) {
+      run.pass = static_cast<int8_t>(std::popcount(kernels.all));
+    } else if (run.kernel > 0) {
+      run.pass = static_cast<int8_t>(std::popcount(kernels.all & ((1u << run.kernel) - 1)));
+    }
   }
 }
 
-/// The kernel that attends to a lane in one pass, if any: `source` is by position.
-FusedLane LaneLayout::served_in_one_pass(int layer, const TableLane& lane) const {
+/// Which kernels attend to a lane, in one pass or two; sources of queries are by position.
+void LaneLayout::choose(int layer, const TableLane& lane) {
   const std::array<RowWindow, 2>& windows = windows_[static_cast<size_t>(layer)];
   const SideRuns keys(lane.keys, lane.keys_gained, windows[0], shape_.rows);
   const SideRuns values(lane.values, lane.values_gained, windows[1], shape_.rows);
@@ -413,14 +352,60 @@ FusedLane LaneLayout::served_in_one_pass(int layer, const TableLane& lane) const
   whole.remaps = lane.remaps;
   whole.slots = 1;
   whole.weights_wanted = lane.weighed.weights != nullptr;
-  if (has_picture_rows(lane)) {
-    const int picture = picture_lane(whole, shape_.head_dim, picture_limits());
-    if (picture != 0) return {picture};
+  passes_ = {};
+  fused_ = {};
+  picture_ = picture_kernel(whole, shape_.head_dim, picture_limits());
+  if (picture_ != 0 && has_picture_rows(lane) && has_rows_behind(whole)) {
+    fused_.pair = picture_;
+    for (SideKernels& side : passes_) side.kernels[0] = picture_run(picture_);
+    return;
   }
-  FusedLane made = fused_lane(whole, shape_.head_dim, most_shared_bytes(), lane.placed);
-  if (lane.placed && !lies_alike(lane, windows)) made.pair = 0;
-  if (2 * side_runs_ > kMostFusedRuns) made.pair = 0;
-  place_sources(made, lane.keys.size(), keys.count);
+  fused_ = fused_lane(whole, shape_.head_dim, most_shared_bytes(), lane.placed);
+  if (lane.placed && !lies_alike(lane, windows)) fused_.pair = 0;
+  if (2 * side_runs_ > kMostFusedRuns) fused_.pair = 0;
+  if (fused_.pair != 0 || lane.placed) picture_ = 0;
+  if (fused_.pair == 0) {
+    fused_ = {};
+    const bool found = find_sources(whole.keys, fused_);
+    passes_[0] = kernels_of(true, whole.keys, lane.keys.size(), found ? fused_.sources : 0);
+    passes_[1] = kernels_of(false, whole.values, lane.values.size(), 1);
+  }
+  place_sources(fused_, lane.keys.size(), keys.count);
+}
+
+/// The kernels of two passes over the runs of a side, of which the first `fixed` are fixed. F16
+/// rows are read with the first packed run.
+///   sources  of queries; 0: more than kernels take
+SideKernels LaneLayout::kernels_of(bool keys, std::span<const SlotRun> runs, size_t fixed,
+                                   int sources) const {
+  const int most_shared = most_shared_bytes();
+  std::array<int, kMostSideRuns> found{};
+  int of_rows = row_kernel(keys, shape_.head_dim);
+  bool is_first = true;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (runs[i].format == nullptr || (i == 0 && picture_ != 0)) continue;
+    found[i] = sources == 0 ? kAnyKernel
+                            : pass_kernel(runs[i], keys, shape_.head_dim, sources, most_shared);
+    if (found[i] != kAnyKernel && std::exchange(is_first, false)) of_rows = found[i];
+  }
+  SideKernels made;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const bool is_half = runs[i].format == nullptr && is_placed_well(runs[i]);
+    if (runs[i].format == nullptr) found[i] = is_half && sources > 0 ? of_rows : kAnyKernel;
+    if (i > 0 || picture_ == 0) made.all |= 1u << found[i];
+  }
+  if (std::popcount(made.all) + (picture_ != 0 ? 1 : 0) >
+      kMostPasses) {  // one kernel that reads all of them
+    found.fill(kAnyKernel);
+    made.all = 1u << kAnyKernel;
+  }
+  // By position: the last of `runs` is the ring, which is two runs.
+  const auto gained = static_cast<size_t>(fixed_runs_);
+  if (picture_ != 0) found[0] = picture_run(picture_);
+  const auto at = [&](size_t i) { return static_cast<int8_t>(found[i]); };
+  for (size_t i = 0; i < fixed; ++i) made.kernels[i] = at(i);
+  if (runs.size() > fixed + 1) made.kernels[gained] = at(runs.size() - 2);
+  made.kernels[gained + 1] = made.kernels[gained + 2] = at(runs.size() - 1);
   return made;
 }
 
@@ -429,7 +414,6 @@ FusedLane LaneLayout::served_in_one_pass(int layer, const TableLane& lane) const
 void LaneLayout::place_sources(FusedLane& made, size_t fixed, size_t runs) const {
   const std::array<int8_t, kMostFusedRuns> by_run = made.source;
   made.source.fill(-1);
-  if (made.pair == 0) return;
   std::copy_n(by_run.begin(), fixed, made.source.begin());
   const auto gained = static_cast<size_t>(fixed_runs_);
   if (runs > fixed + 1) made.source[gained] = by_run[runs - 2];

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "kernels/cuda/attend/fused_attention.h"
+#include "kernels/cuda/attend/fused_choice.h"
 #include "kernels/cuda/attend/launch_bounds.h"
 #include "kernels/cuda/table/table_args.cuh"
 #include "kernels/decode_table.h"
@@ -64,12 +64,10 @@ class FormatList {
   std::vector<const PackedFormat*> known_;  // where they came from
 };
 
-/// How a lane is laid: what all its runs have in common.
-struct LaneWay {
-  bool alone;     // row_pieces.cu attends to it, which reads no runs
-  bool fused;     // it is attended in one pass
-  bool in_order;  // DeviceLane::in_run_order
-  int slots;      // it has them now
+/// The kernels of two passes that serve the runs of a side of a lane.
+struct SideKernels {
+  std::array<int8_t, kMostSideRuns> kernels{};  // by position
+  uint32_t all = 0;                             // bits
 };
 
 /// Says of TableLanes what the GPU keeps of them, and in `bounds` what launches have to reach.
@@ -78,9 +76,8 @@ class LaneLayout {
   /// `windows`, `rows_alone` and `formats`, which others may share, must stay.
   ///   rows_alone  (layers,) row_pieces.cu serves all of a layer's lanes
   ///   fixed_runs  of a lane's side, at most
-  ///   longest     slots of a lane, at most
   LaneLayout(const TableShape& shape, std::span<const std::array<RowWindow, 2>> windows,
-             std::span<const uint8_t> rows_alone, int fixed_runs, int longest, FormatList& formats);
+             std::span<const uint8_t> rows_alone, int fixed_runs, FormatList& formats);
 
   void lay(int layer, const TableLane& from, LaneSpace& to);
   /// What launches have to reach, of all that was laid.
@@ -88,20 +85,20 @@ class LaneLayout {
 
  private:
   int16_t format_of(const PackedFormat& format);
-  int16_t kernel_of(const SlotRun& run, bool keys, bool in_order) const;
-  bool goes_in_order(const TableLane& lane) const;
-  void lay_lane(const TableLane& from, const FusedLane& fused, const LaneWay& way, LaneSpace& to);
-  void lay_run(const SlotRun& from, bool keys, const LaneWay& way, ListSpace& list,
-               DeviceRun& made);
-  void cut_run(const SlotRun& from, const LaneWay& way, ListSpace& list, DeviceRun& made);
+  bool is_alone(int layer) const { return rows_alone_[static_cast<size_t>(layer)] != 0; }
+  void lay_lane(int layer, const TableLane& from, LaneSpace& to);
+  void lay_run(const SlotRun& from, int kernel, ListSpace& list, DeviceRun& made);
+  void place_blocks(const SlotRun& from, int kernel, ListSpace& list, DeviceRun& made);
   void list_blocks(const SlotRun& from, int most, ListSpace& list, DeviceRun& made);
-  int lay_fixed(int layer, bool keys, std::span<const SlotRun> fixed, const LaneWay& way,
-                ListSpace& list, DeviceRun* made);
-  void lay_gained(const GrowingRows& gained, const RowWindow& window, bool keys, DeviceRun* made,
-                  DeviceTail& tail);
-  void lay_side(int layer, bool keys, const TableLane& lane, const LaneWay& way, LaneSpace& to);
+  int lay_fixed(std::span<const SlotRun> fixed, const SideKernels& kernels, ListSpace& list,
+                DeviceRun* made);
+  void lay_gained(const GrowingRows& gained, const RowWindow& window, const SideKernels& kernels,
+                  DeviceRun* made, DeviceTail& tail);
+  void lay_side(int layer, bool keys, const TableLane& lane, const SideKernels& kernels,
+                LaneSpace& to);
   void place_sources(FusedLane& made, size_t fixed, size_t runs) const;
-  FusedLane served_in_one_pass(int layer, const TableLane& lane) const;
+  SideKernels kernels_of(bool keys, std::span<const SlotRun> runs, size_t fixed, int sources) const;
+  void choose(int layer, const TableLane& lane);
 
   TableShape shape_;
   std::span<const std::array<RowWindow, 2>> windows_;  // (layers,)
@@ -109,7 +106,9 @@ class LaneLayout {
   FormatList& formats_;
   int fixed_runs_;
   int side_runs_;
-  int longest_;
+  FusedLane fused_;                    // of the lane that is being laid
+  int picture_ = 0;                    // the kernel of picture_lanes.cu that reads its first runs
+  std::array<SideKernels, 2> passes_;  // and if no kernel serves it in one pass
   std::vector<std::pair<const PackedFormat*, int16_t>> known_;  // of formats_, and their places
 };
 

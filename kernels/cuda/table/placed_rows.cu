@@ -1,11 +1,9 @@
 // Rows that go where some are packed: where they lie, and how they are weighed. No packed row
 // moves: its place is empty until all rows of its block are gone and a window is packed there. Keys
 // and values leave their windows at different times, so that a slot's key and its value lie in
-// different places: each knows the other's (TableArgs::value_at, key_at), and the softmax of a
-// layer puts weights from where scores were to where values are. An empty place has no weight.
+// different places: each knows the other's (TableArgs::value_at, key_at), and the score of a
+// key is stored where its value is. An empty place has no weight.
 // Rings stay in order, as their oldest rows are packed next.
-#include "kernels/cuda/attend/remap_scores.cuh"
-#include "kernels/cuda/device/block_reduce.cuh"
 #include "kernels/cuda/table/placed_blocks.cuh"
 #include "kernels/cuda/table/placed_rows.h"
 
@@ -122,69 +120,12 @@ __global__ void __launch_bounds__(kThreads) begin_lanes(TableArgs table, int slo
   if (thread < 2) choose_targets(table, lane, thread);
 }
 
-constexpr int kWeighThreads = 512;
-
-/// Block (lane, query head), of lanes of at most kHeld * kWeighThreads places of a side that no
-/// kernel has served in one pass.
-template <int kHeld>
-__global__ void __launch_bounds__(kWeighThreads) weigh(TableArgs table, AttendArgs args) {
-  __shared__ float parts[kWeighThreads / 32];
-  wait_for_earlier();
-  let_next_start();
-  const int at = table.lane_at(args.layer, static_cast<int>(blockIdx.x));
-  const DeviceLane lane = table.lanes[at];
-  if (!lane.placed || lane.fused != 0) return;
-  const DeviceTail keys = table.tails[at * 2];
-  const DeviceTail values = table.tails[at * 2 + 1];
-  float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
-  const int* came = table.came_of(at);
-  const int16_t* value_at = table.other_of(at, 0);
-  const int16_t* key_at = table.other_of(at, 1);
-  const auto first = static_cast<int>(threadIdx.x);
-  const int slots = keys.packed_slots() + keys.full;
-  float held[kHeld];
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    const int slot = first + i * kWeighThreads;
-    const bool there = slot < slots && came[keys.place_of_slot(slot)] != WeighedRows::kNoRow;
-    held[i] = there ? scores[slot] : -INFINITY;
-  }
-  for (int r = 0; r < lane.remaps; ++r) {
-    remap_live<kWeighThreads>(args, args.remaps[lane.first_remap + r], held, parts);
-  }
-  // All have read their scores.
-  const float inverse = make_exponentials<kWeighThreads>(held, parts);
-  for (int slot = first; slot < values.packed_slots(); slot += kWeighThreads) {
-    if (key_at[slot] < 0) scores[slot] = 0;
-  }
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    const int slot = first + i * kWeighThreads;
-    if (slot >= slots) continue;
-    const int place = keys.place_of_slot(slot);
-    if (came[place] == WeighedRows::kNoRow) continue;
-    scores[values.slot_of_place(value_at[place])] = held[i] * inverse;
-  }
-}
-
 }  // namespace
 
 void begin_places(const TableArgs& table, int slot, Stream& stream) {
   begin_lanes<<<static_cast<unsigned>(table.layers * table.heads), kThreads, 0, native(stream)>>>(
       table, slot);
   check_launch("DecodeTable::set");
-}
-
-void weigh_places(const TableArgs& table, const AttendArgs& args, Stream& stream) {
-  const dim3 grid(static_cast<unsigned>(table.rows * table.heads),
-                  static_cast<unsigned>(table.q_per_kv));
-  const auto weighed = [&](auto kernel) {
-    launch_early("DecodeTable::attend", kernel, grid, kWeighThreads, stream, table, args);
-  };
-  if (table.most_places <= 4 * kWeighThreads) return weighed(weigh<4>);
-  if (table.most_places <= 8 * kWeighThreads) return weighed(weigh<8>);
-  if (table.most_places <= 16 * kWeighThreads) return weighed(weigh<16>);
-  weighed(weigh<kMostPlaces / kWeighThreads>);
 }
 
 }  // namespace kvlm::cuda::packed

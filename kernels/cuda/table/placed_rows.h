@@ -8,8 +8,6 @@ namespace kvlm::cuda::packed {
 
 /// Makes what the host has sent of a slot complete.
 void begin_places(const TableArgs& table, int slot, Stream& stream);
-/// Makes the scores of a layer's keys the weights of its values, place by place.
-void weigh_places(const TableArgs& table, const AttendArgs& args, Stream& stream);
 /// drop_least_weighed(), once the windows that are full have been packed.
 void drop_least_placed(const TableArgs& table, bool alike, Stream& stream);
 /// evict_slots(), in the order in which rows came, then too; in every step.

@@ -10,9 +10,8 @@
 namespace kvlm::cuda::packed {
 
 void SlotDraft::begin() {
-  layout_.emplace(plan_.shape, plan_.windows, plan_.rows_alone, plan_.load.fixed_runs,
-                  plan_.longest, formats_);
-  ring_rows = places = 0;
+  layout_.emplace(plan_.shape, plan_.windows, plan_.rows_alone, plan_.load.fixed_runs, formats_);
+  ring_rows = 0;
   weighs_slots = false;
   bytes_ = carve(nullptr);
   memory_.reserve(bytes_);
@@ -95,17 +94,6 @@ void SlotDraft::note_lane(int layer, const TableLane& lane, const LaneSpace& spa
   }
   if (made.placed && made.fused != 0) {
     made.live = plan_.row_bits + int64_t{space.index} * plan_.bit_words;
-  } else if (made.placed) {
-    note_places(lane, space);
-  }
-}
-
-/// Counts the places of a lane that is placed, whose fixed runs have been laid.
-void SlotDraft::note_places(const TableLane& lane, const LaneSpace& space) {
-  for (const int side : {0, 1}) {
-    const GrowingRows& gained = side == 0 ? lane.keys_gained : lane.values_gained;
-    places = std::max(places, space.tails[side].fixed_slots +
-                                  gained.most_blocks * gained.block_rows + gained.ring_rows);
   }
 }
 

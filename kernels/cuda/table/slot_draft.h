@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cuda/device/pinned.h"
+#include "kernels/cuda/table/count_rows.h"
 #include "kernels/cuda/table/lane_layout.h"
 #include "kernels/cuda/table/table_args.cuh"
 #include "kernels/decode_table.h"
@@ -73,7 +74,6 @@ class SlotDraft {
   // Of all that was laid so far:
   LaunchBounds& bounds() noexcept { return layout_->bounds; }
   int ring_rows = 0;          ///< of lanes whose full rows row_pieces.cu serves, at most
-  int places = 0;             ///< of lanes that are placed and not served in one pass, at most
   bool weighs_slots = false;  ///< some lane is WeighedRows::by_slots
 
  private:
@@ -86,7 +86,6 @@ class SlotDraft {
   void take_scores(const WeighedRows& rows, const LaneSpace& space);
   void take_fixed(const TableLane& lane, const LaneSpace& space);
   void note_lane(int layer, const TableLane& lane, const LaneSpace& space);
-  void note_places(const TableLane& lane, const LaneSpace& space);
   size_t number_of(const LaneSpace& space) const noexcept {
     return static_cast<size_t>(space.lane - lanes.data());
   }

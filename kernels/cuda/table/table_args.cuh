@@ -11,14 +11,6 @@
 // What the GPU keeps of a DecodeTable, beside the lanes and runs of attend_args.cuh.
 namespace kvlm::cuda::packed {
 
-/// How a run of a DecodeTable is cut into splits when its lane has become longer.
-enum class Cut : int8_t {
-  kListed,  ///< once, by the host
-  kRows,    ///< full rows
-  kEven,    ///< blocks that lie evenly
-  kSingle,  ///< one block of many rows, by rows
-};
-
 /// The rows that a lane gains, of its keys or its values: GrowingRows, and what follows from them.
 struct DeviceTail : GrowingRows {
   bool placed;
@@ -93,7 +85,6 @@ struct TableArgs {
   DeviceRun* runs;              // (slots, layers, heads, 2 sides, runs)
   DeviceTail* tails;            // (slots, layers, heads, 2 sides)
   const DeviceWindow* windows;  // (layers, 2 sides)
-  const int* parts;             // (layers, 2 sides) splits of a lane, at most
   const PackedFormat* formats;
   DeviceWeighed* weighed;  // (slots, layers, heads); null: rows are not weighed
   bool compares;           // they have weights, or scores
@@ -111,8 +102,9 @@ struct TableArgs {
   TurnedRows* turned;         // (slots, layers, heads); null: no rows turn
   const double* waves;        // (TurnedRows.by, 2 turned_half) of find_waves()
   int turned_half;
-  float* scores;  // workspace of all lanes
-  int rows;       // of the step
+  float* scores;       // workspace of all lanes
+  ScoreRange* ranges;  // AttendArgs::ranges
+  int rows;            // of the step
   int layers;
   int heads;
   int side_runs;
@@ -121,17 +113,14 @@ struct TableArgs {
   int longest;  // slots of a lane, at most
   int weighed_rows;
   int weighed_slots;  // of a lane whose rows have weights, at most
-  int most_places;    // of a lane that is placed and that no kernel serves in one pass, at most
   int bit_words;
   int blocks;
   int fixed_blocks;
-  int key_slots;   // of a split of keys, at most
-  int weightings;  // of a lane
-  DType dtype;     // of rings
+  int remaps;   // of a lane, at most
+  DType dtype;  // of rings
   // Full rows that the kernels of row_pieces.cu serve, (layers, rows of the step, heads); null:
   // there are none.
   DevicePiece* pieces;
-  DeviceRowLane* row_lanes;
   int row_parts;  // of such a lane, at most
 
   __device__ int lane_at(int layer, int index) const {

@@ -16,7 +16,7 @@ constexpr int kMostShared = 227 << 10;  // of an H100
 /// The kernel of a lane with a block of 32 rows of a spec's formats, and then full rows. Nothing is
 /// read but where they lie.
 int kernel_of(const std::string& spec, int head_dim, size_t misplaced = 0,
-              int most_shared = kMostShared) {
+              int most_shared = kMostShared, bool weights_wanted = false) {
   alignas(16) static constexpr std::array<std::byte, 32> kMemory{};
   const auto made = test::quantizer(spec, test::shape_of(4, 1, head_dim));
   std::array<PackedBlock, 2> blocks;
@@ -35,7 +35,7 @@ int kernel_of(const std::string& spec, int head_dim, size_t misplaced = 0,
   lane.keys = runs[0];
   lane.values = runs[1];
   lane.slots = 37;
-  lane.weights_wanted = false;
+  lane.weights_wanted = weights_wanted;
   return fused_lane(lane, head_dim, most_shared).pair;
 }
 
@@ -56,6 +56,16 @@ TEST(FusedChoice, RowsOfKeysThatAreNoWholeWordsHaveNone) {
       EXPECT_NE(kernel_of(spec, head_dim), 0) << fmt::format("{}, head_dim {}", spec, head_dim);
     }
     EXPECT_EQ(kernel_of(spec, 80), 0) << spec;
+  }
+}
+
+/// Their keys and values stay in the same slots while tokens are evicted by weight.
+TEST(FusedChoice, CodesByTokenGiveWeightsInOnePass) {
+  for (const char* spec : {"int4", "int8"}) {
+    EXPECT_NE(kernel_of(spec, 128, 0, kMostShared, /*weights_wanted=*/true), 0) << spec;
+  }
+  for (const char* spec : {"kivi", "calibquant"}) {
+    EXPECT_EQ(kernel_of(spec, 128, 0, kMostShared, /*weights_wanted=*/true), 0) << spec;
   }
 }
 

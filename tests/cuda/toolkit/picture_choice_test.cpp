@@ -44,7 +44,7 @@ struct Lane {
     lane.weights_wanted = false;
   }
   int kernel(int head_dim = 128, const PictureLimits& limits = kHopper) const {
-    return picture_lane(lane, head_dim, limits);
+    return has_rows_behind(lane) ? picture_kernel(lane, head_dim, limits) : 0;
   }
   /// Packed rows; nothing reads them.
   void set_rows(int rows) {
@@ -102,6 +102,14 @@ TEST(PictureChoice, WhatDoesNotLieAsItMust) {
   Lane odd("calibquant");
   odd.runs[0][1].rows += 8;
   EXPECT_EQ(odd.kernel(), 0);
+}
+
+TEST(PictureChoice, RowsBehindMayBePackedOtherwise) {
+  const auto text = test::quantizer("int4", test::shape_of(4, 1, 128));
+  Lane mixed("calibquant");
+  mixed.runs[0][1].format = &text->packing(KvSide::kKeys, 0).format;
+  EXPECT_FALSE(has_rows_behind(mixed.lane));
+  EXPECT_EQ(picture_kernel(mixed.lane, 128, kHopper), Lane("calibquant").kernel());
 }
 
 /// Scores of a lane must fit into the shared memory of the blocks that share it.

@@ -1,0 +1,67 @@
+#include <bit>
+#include <cmath>
+
+#include "kernels/cuda/attend/format_choice.h"
+
+namespace kvlm::cuda::packed {
+
+namespace {
+
+bool is_power_of_two_or_zero(float x) {
+  int exponent = 0;
+  return x == 0 || std::frexp(std::abs(x), &exponent) == 0.5f;
+}
+
+/// What scales and zero points are aligned to: the copies that bring them take as much.
+size_t meta_alignment(const PackedFormat& format) {
+  if (format.axis == ScaleAxis::kChannel) return 16;
+  if (format.axis == ScaleAxis::kHead) return 2;
+  const auto row_bytes = 2 * static_cast<size_t>(format.groups());
+  return std::has_single_bit(row_bytes) ? row_bytes : 8;
+}
+
+}  // namespace
+
+bool is_scaled_simply(const PackedFormat& format, int head_dim) {
+  const bool by_token = format.axis == ScaleAxis::kToken;
+  if (format.meta != DType::kF16 || format.channels() != head_dim ||
+      (by_token && format.group_size != head_dim && format.group_size != kChannelGroup)) {
+    return false;
+  }
+  bool stored = true;
+  for (int i = 0; i < format.sections; ++i) {
+    const PackedSection& section = format.section[static_cast<size_t>(i)];
+    if (section.zero_stored && !stored) return false;  // zero points lie as channels do
+    stored = stored && section.zero_stored;
+    if (section.zero_stored && section.slope == 1) continue;
+    if (by_token && is_ternary(section.code) && format.group_size == kChannelGroup &&
+        section.slope == 1 && section.offset == -1) {
+      continue;
+    }
+    if (section.zero_stored || format.axis != ScaleAxis::kChannel ||
+        !is_power_of_two_or_zero(section.slope) || !is_power_of_two_or_zero(section.offset) ||
+        !is_power_of_two_or_zero(section.offset_after)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool is_placed_well(const SlotRun& run) {
+  if (!is_aligned(run.q, 16)) return false;
+  if (run.format == nullptr) return run.dtype == DType::kF16 && is_aligned(run.rows, 16);
+  const size_t meta = meta_alignment(*run.format);
+  if (run.code_stride % 16 != 0 || run.scale_stride % static_cast<std::ptrdiff_t>(meta) != 0) {
+    return false;
+  }
+  for (const PackedBlock& block : run.blocks) {
+    if (block.live != nullptr || !is_aligned(block.codes, 16) || !is_aligned(block.scales, meta) ||
+        !is_aligned(block.zeros, meta)) {
+      return false;
+    }
+    if (run.code_stride != 0) break;  // they lie evenly: all are alike
+  }
+  return true;
+}
+
+}  // namespace kvlm::cuda::packed

@@ -1,0 +1,212 @@
+#pragma once
+
+#include "kernels/cuda/attend/fused_keys.cuh"
+#include "kernels/cuda/attend/fused_stage.cuh"
+#include "kernels/cuda/attend/fused_values.cuh"
+
+// What a warp does with one item, up to 32 slots of a KV head: bring its codes to shared memory,
+// score its keys, add its values. Every kernel of fused_kernel.cuh is made of these.
+namespace kvlm::cuda::packed {
+
+constexpr float kWeightUp = 1 << 8;  // with scales below 32, products are halves
+constexpr float kWeightUpLarge = 0.125f;
+constexpr float kLargeScale = 32;
+
+/// What undoes a raise of weights, which is one of the two: chosen, which is shorter than a
+/// division.
+__device__ inline float undone(float up) {
+  return up == kWeightUp ? 1 / kWeightUp : 1 / kWeightUpLarge;
+}
+
+template <class K, int kGroups>
+constexpr int kSourceBytes = static_cast<int>((sizeof(QuerySource<K, kGroups>) + 15) / 16 * 16);
+
+/// The queries of a block of threads in shared memory, by DeviceRun::source.
+template <class K, Scaled kKeys, int kGroups>
+struct QuerySources {
+  using Source = QuerySource<K, kGroups>;
+  std::byte* from;
+
+  __device__ Source& at(int i) const {
+    return *reinterpret_cast<Source*>(from + i * kSourceBytes<K, kGroups>);
+  }
+  /// Makes `sources` of them ready, by all threads: those that some of the block's first `key_runs`
+  /// runs, of keys, meet.
+  __device__ void fill(int sources, const LaneRun* runs, int key_runs, const float* lane_q,
+                       const AttendArgs& args, int first_query) const {
+    for (int i = 0; i < sources; ++i) {
+      int met = -1;  // a run of keys that meets these queries, a packed one if there is one
+      for (int run = 0; run < key_runs; ++run) {
+        if (runs[run].run.source != i || runs[run].facts.passed_by()) continue;
+        if (met < 0 || runs[met].run.rows != nullptr) met = run;
+      }
+      if (met < 0) continue;
+      const float* q = runs[met].run.q != nullptr ? runs[met].run.q : lane_q;
+      at(i).fill(q, kKeys == Scaled::kToken32, args.q_per_kv, first_query, args.scale);
+    }
+    __syncthreads();
+  }
+};
+
+/// Begins to copy one side of an item to shared memory: codes, scales and zero points. F16 rows are
+/// read where they lie. Of scales by row, which threads keep, `row_affine` is this thread's.
+///   channels  whether scales by channel are wanted, which the items of a block share
+template <class C, Scaled kScaled, bool kApart>
+__device__ __forceinline__ void fetch(const Place& place, const Item& item, Side side,
+                                      StageOf<C, kScaled, kApart>& to, uint32_t& row_affine,
+                                      bool channels = true) {
+  const int rows = item.facts[side].coded() ? item.rows : 0;
+  const int block = item.block[side];
+  const int row = item.row[side];
+  to.copy_codes(place.codes + int64_t{block} * place.code_stride, row, rows);
+  const int64_t at = int64_t{block} * place.scale_stride;
+  if constexpr (kScaled == Scaled::kToken) {
+    row_affine = row_meta(place.meta != 0, place.scales + at, place.zeros + at, row, rows);
+  } else if (kScaled == Scaled::kToken32 || channels) {
+    to.copy_meta(place.scales + at, place.zeros + at, row, rows, place.meta);
+  }
+}
+
+/// Row `slot` of a run of f16 rows.
+template <int kDim>
+__device__ const std::byte* full_row(const LaneRun& run, int slot) {
+  return run.run.rows + static_cast<int64_t>(slot - run.run.first_slot) * (kDim * 2);
+}
+
+/// Scores of an item whose keys have been fetched.
+///   keys   the queries as the item before has left them
+///   anew   they are to be made ready for this one: its block is another
+template <class K, Scaled kKeys, int kGroups>
+__device__ __forceinline__ void score_item(const QuerySource<K, kGroups>& source,
+                                           const LaneRun* runs, const Item& item,
+                                           const StageOf<K, kKeys, true>& stage,
+                                           uint32_t row_affine, const OperandThread& my,
+                                           Keys<K, kGroups>& keys, bool anew,
+                                           Scores<kGroups>& scores) {
+  constexpr int kZerosAt = StageOf<K, kKeys, true>::kZerosAt;
+  const RunFacts of = item.facts[kKeySide];
+  const std::byte* codes = stage.rows(item.row[kKeySide]);
+  if (!of.coded()) {
+    if (anew) keys.take_natural(source, my);
+    keys.score_rows(full_row<K::kDim>(runs[of.run()], item.slot), item.rows, my, scores);
+  } else if constexpr (kKeys == Scaled::kChannel) {
+    if (anew) keys.fold(source, runs, of, stage.meta, stage.meta + kZerosAt, my);
+    keys.template score_codes<false>(codes, source, 0, my, scores);
+  } else {
+    if (anew) keys.take_coded(source, my);
+    if constexpr (kKeys == Scaled::kToken) {
+      keys.template score_codes<true>(codes, source, row_affine, my, scores);
+    } else {
+      const std::byte* scales = stage.group_scales(item.row[kKeySide]);
+      keys.score_grouped(codes, scales, scales + kZerosAt, source, my, scores);
+    }
+  }
+}
+
+/// Stores the scores of an item for each slot whose bit in `there` is 1.
+///   place  where the key and the value of its first row lie
+template <int kGroups>
+__device__ __forceinline__ void store_scores(const AttendArgs& args, const DeviceLane& lane,
+                                             int first_query, uint32_t there, int place,
+                                             const OperandThread& my,
+                                             const Scores<kGroups>& scores) {
+#pragma unroll
+  for (int i = 0; i < 2 * kItemTiles; ++i) {
+    const int row = my.row + 8 * i;
+    if ((there >> row & 1) == 0) continue;
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int query = first_query + group * kGroupQueries + my.quarter;
+      if (query >= args.q_per_kv) continue;
+      lane.weights[query * args.score_stride + place + row] = scores.of[i / 2][group][i % 2];
+    }
+  }
+}
+
+/// Leaves out the slots of an item whose bit in `there` is 0: they weigh nothing.
+template <int kGroups>
+__device__ __forceinline__ void leave_out(uint32_t there, const OperandThread& my,
+                                          Scores<kGroups>& scores) {
+#pragma unroll
+  for (int i = 0; i < 2 * kItemTiles; ++i) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      if ((there >> (my.row + 8 * i) & 1) == 0) scores.of[i / 2][group][i % 2] = -INFINITY;
+    }
+  }
+}
+
+/// The weighted sums of the values of the items that a warp has taken.
+template <class V, Scaled kValues, int kGroups>
+class ItemSums {
+ public:
+  using Sums = Values<V, kValues, kGroups>;
+  using Stage = StageOf<V, kValues, false>;
+
+  /// What was added weighs `factor` as much.
+  __device__ void shrink(const float (&factor)[kGroups]) { values_.shrink(factor); }
+
+  /// Adds an item whose values have been fetched, by its weights.
+  ///   codes  as wide_values() has made them ready
+  ///   ends   the next item may have other scales of channels
+  __device__ __forceinline__ void add(const LaneRun* runs, const Item& item, const Stage& stage,
+                                      const std::byte* codes, uint32_t row_affine,
+                                      const Scores<kGroups>& weights, const PartOf& part,
+                                      const OperandThread& my, bool ends = true) {
+    const RunFacts of = item.facts[kValueSide];
+    const bool coded = of.coded();
+    const std::byte* scales = stage.group_scales(item.row[kValueSide]);
+    const bool large = coded && has_large_scale(scales, row_affine);
+    raise(coded, __any_sync(kAll, large) ? kWeightUpLarge : kWeightUp, my);
+    const typename Sums::Weights raised(weights, up_, part, my);
+    if (!coded) {
+      return values_.add_rows(full_row<V::kDim>(runs[of.run()], item.slot), item.rows, raised, my);
+    }
+    values_.add_codes(codes, scales, scales + Stage::kZerosAt, row_affine, raised, my);
+    if constexpr (kValues == Scaled::kChannel) {
+      if (!ends) return;
+      values_.finish_channels(undone(up_), runs[of.run()].format, stage.meta,
+                              stage.meta + Stage::kZerosAt, my);
+      added_ = kFresh;
+    }
+  }
+
+  /// The sums of all items.
+  __device__ const Sums& finish(const OperandThread& my) {
+    if (added_ != kFresh) values_.bring_down(added_ == kCodes, undone(up_), my);
+    return values_;
+  }
+
+ private:
+  static __device__ bool has_large_scale(const std::byte* scales, uint32_t row_affine) {
+    if constexpr (kValues == Scaled::kToken) {
+      return fabsf(two_floats(row_affine).x) >= kLargeScale;
+    } else if constexpr (kValues == Scaled::kToken32) {
+      const GroupHalves<channel_groups(V::kDim)> s(scales, static_cast<int>(threadIdx.x % 32));
+      __half2 most = __habs2(*reinterpret_cast<const __half2*>(&s.pairs[0]));
+#pragma unroll
+      for (size_t i = 1; i < sizeof s / 4; ++i) {
+        most = __hmax2(most, __habs2(*reinterpret_cast<const __half2*>(&s.pairs[i])));
+      }
+      return any_at_least(most, kLargeScale);
+    } else {
+      return false;
+    }
+  }
+
+  /// Brings what was added to the units of what comes next: codes or rows, and a raise of weights.
+  __device__ void raise(bool coded, float up, const OperandThread& my) {
+    if (added_ != kFresh && ((added_ == kCodes) != coded || up != up_)) {
+      values_.bring_down(added_ == kCodes, undone(up_), my);
+      values_.bring_up(coded, up);
+    }
+    added_ = coded ? kCodes : kRows;
+    up_ = up;
+  }
+
+  Sums values_;
+  enum { kFresh, kRows, kCodes } added_ = kFresh;  // what is not brought down in `values_`
+  float up_ = kWeightUp;                           // and the raise of its weights
+};
+
+}  // namespace kvlm::cuda::packed

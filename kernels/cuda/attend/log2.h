@@ -1,0 +1,7 @@
+#pragma once
+
+namespace kvlm::cuda {
+
+constexpr float kLog2e = 1.4426950408889634f;  ///< scores times it are in units of log2
+
+}  // namespace kvlm::cuda
