@@ -3,9 +3,9 @@
 #include "kernels/cuda/attend/fused_attention.h"
 #include "kernels/cuda/attend/fused_lane.cuh"
 
-// The splits of a lane as one. A block of the fused decode attention that has taken all splits of
-// its lane joins them itself; those of other lanes are joined by a kernel of their own
-// (fused_attention.cu), which gives the same bits.
+// Merges the softmax states of a KV head's splits, whichever kernel has left them. Three callers
+// give the same bits: a block of fused_kernel.cuh that has taken all splits of its KV head; a
+// kernel of its own (fused_attention.cu); and one that also adds attention weights (weigh_rows.cu).
 namespace kvlm::cuda::packed {
 
 /// Whether one block has all splits of a lane, and joins them.

@@ -18,13 +18,15 @@
 // - up to 4 rows of x with regular weights: few_rows.cu, which may serve several products of the
 //   same x (q, k and v; gate and up);
 // - more rows, all in one half format, stored at once or after an exact GELU, and 32 rows or more
-//   of a gated MLP with long enough weights: warpgroup_product.cu on GPUs of compute capability 9.0;
-// - other products of more rows: cuBLASLt (library_product.cu), with x rounded to the weights' type;
-//   small products of one shape in one call;
+//   of a gated MLP with long enough weights: warpgroup_product.cu, on GPUs of compute capability
+//   9.0;
+// - other products of more rows: cuBLASLt (library_product.cu), with x rounded to the weights'
+//   type; small products of one shape in one call;
 // - any other alignment or width: one warp an output (multiply_odd).
 //
-// The gate of an MLP is applied by few_rows.cu and warpgroup_product.cu themselves. Every other tail
-// (activation, scale, sum) is done by cuBLASLt where it can, else by a second kernel (finish_rows).
+// The gate of an MLP is applied by few_rows.cu and warpgroup_product.cu themselves. Every other
+// tail (activation, scale, sum) is done by cuBLASLt where it can, else by a second kernel
+// (finish_rows).
 namespace kvlm::cuda {
 
 namespace {
