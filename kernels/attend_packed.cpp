@@ -33,8 +33,7 @@ void check_format(std::string_view op, const PackedFormat& format) {
   }
   for (int i = 0; i < format.sections; ++i) {
     const PackedSection& section = format.section[static_cast<size_t>(i)];
-    if (section.channels < 1 || section.code < CodeFormat::kBits1 ||
-        section.code > CodeFormat::kTrit2b) {
+    if (section.channels < 1 || !is_code(section.code)) {
       refuse(
           "{}: section {} has {} channels and code format {}; expected at least one channel and a "
           "known format",

@@ -22,14 +22,12 @@ namespace {
 void check_rule(std::string_view op, const PackedSection& section, const PackRule& rule,
                 ScaleAxis axis) {
   if (section.channels < 1) refuse(op, "a section without channels");
-  if ((rule.rule == CodeRule::kTernary) != is_ternary(section.code)) {
-    refuse(op, "ternary codes and the ternary rule go together");
+  const CodeRule own = rule_of(section.code);
+  if (rule.rule != own && (rule.rule != CodeRule::kSign || section.code != CodeFormat::kBits1)) {
+    refuse(op, "codes are made by their own rule; those of one bit may be signs");
   }
   if ((rule.rule == CodeRule::kAffine) != section.zero_stored) {
     refuse(op, "zero points are stored for affine codes, and only for them");
-  }
-  if (rule.rule == CodeRule::kSign && section.code != CodeFormat::kBits1) {
-    refuse(op, "signs take one bit");
   }
   if (rule.rule == CodeRule::kSign && axis != ScaleAxis::kChannel) {
     refuse(op, "signs have a scale per channel");

@@ -11,13 +11,6 @@
 
 namespace kvlm {
 
-/// How numbers become codes.
-enum class CodeRule : uint8_t {
-  kAffine,   ///< equal steps over a range: min-max, quantiles, shrunk ranges
-  kTernary,  ///< -1, 0, 1 about a threshold (VidKV eq. 6)
-  kSign,     ///< 1 iff x >= 0, scale mean |x| (VidKV eq. 5)
-};
-
 enum class Rounding : uint8_t { kNearestEven, kFloor };
 
 /// The scale of ternary codes: mean |x|; mean |x| over codes that are not 0 (twn); or 1.

@@ -6,23 +6,9 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/host_device.h"
+#include "kernels/codecs/list.h"
 
 namespace kvlm {
-
-/// How small integers lie in a row of bytes. A row packs the codes of one token, channel by
-/// channel, least significant bits first: element i of width B starts at bit B * i.
-enum class CodeFormat : uint8_t {
-  kBits1 = 1,
-  kBits2,
-  kBits3,
-  kBits4,
-  kBits5,
-  kBits6,
-  kBits7,
-  kBits8,
-  kTrit5,   ///< ternary digits 0..2, five to a byte: sum of digit_i * 3^i; padded with digit 1
-  kTrit2b,  ///< ternary digits 0..2 as 2-bit codes
-};
 
 /// Which elements share one scale (and zero point).
 enum class ScaleAxis : uint8_t {
@@ -31,49 +17,12 @@ enum class ScaleAxis : uint8_t {
   kToken,    ///< `group_size` channels of one row
 };
 
-VLM_HD constexpr bool is_ternary(CodeFormat format) noexcept {
-  return format == CodeFormat::kTrit5 || format == CodeFormat::kTrit2b;
-}
-
-/// Bits of one code as it is stored; kTrit5 has no whole number and gives 0.
-VLM_HD constexpr int code_bits(CodeFormat format) noexcept {
-  if (format == CodeFormat::kTrit5) return 0;
-  if (format == CodeFormat::kTrit2b) return 2;
-  return static_cast<int>(format);
-}
-
-/// The largest code.
-VLM_HD constexpr int max_code(CodeFormat format) noexcept {
-  if (is_ternary(format)) return 2;
-  return (1 << static_cast<int>(format)) - 1;
-}
-
-/// Bytes of a row of `elements` codes.
-VLM_HD constexpr size_t code_row_bytes(CodeFormat format, int elements) noexcept {
-  const auto n = static_cast<size_t>(elements);
-  if (format == CodeFormat::kTrit5) return (n + 4) / 5;
-  return (n * static_cast<size_t>(code_bits(format)) + 7) / 8;
-}
-
-/// Code i of a row.
-VLM_HD constexpr int code_at(const uint8_t* row, CodeFormat format, int i) noexcept {
-  if (format == CodeFormat::kTrit5) {
-    constexpr int kPower[5] = {1, 3, 9, 27, 81};
-    return row[i / 5] / kPower[i % 5] % 3;
-  }
-  const int bits = code_bits(format);
-  const int bit = i * bits;
-  int word = row[bit / 8];
-  if (bit % 8 + bits > 8) word |= row[bit / 8 + 1] << 8;
-  return (word >> (bit % 8)) & ((1 << bits) - 1);
-}
-
 /// A range of channels that are coded alike. What a code c of channel d means is
 ///
 ///   x = slope * s * c + z,   z the stored zero point, or offset_d * s if none is stored
 ///
-/// with s the stored scale of its group. The implied zero points serve ternary digits (slope 1,
-/// offset -1) and signs (slope 2, offset -1).
+/// with s the stored scale of its group. Zero points of ternary digits and of codebooks are implied
+/// (section_of()), and those of signs (slope 2, offset -1).
 struct PackedSection {
   CodeFormat code = CodeFormat::kBits8;
   int channels = 0;
@@ -91,6 +40,17 @@ struct PackedSection {
   VLM_HD constexpr size_t row_bytes() const noexcept { return code_row_bytes(code, channels); }
   bool operator==(const PackedSection&) const = default;
 };
+
+/// A section whose codes mean what their codec says.
+constexpr PackedSection section_of(CodeFormat format, int channels) noexcept {
+  return with_code(format, [=](auto code) {
+    return PackedSection{.code = format,
+                         .channels = channels,
+                         .zero_stored = code.kZeroStored,
+                         .slope = code.kSlope,
+                         .offset = code.kOffset};
+  });
+}
 
 /// How the keys or the values of one kv_head are packed. A block of rows is
 ///

@@ -78,29 +78,4 @@ VLM_HD inline int ternary_digit(float x, float threshold) noexcept {
   return x > threshold ? 2 : x < -threshold ? 0 : 1;
 }
 
-/// Sets code i of a row whose bytes were 0. kTrit5 takes the digits of a byte together: see
-/// pack_row().
-VLM_HD inline void pack_row(uint8_t* row, CodeFormat format, const uint8_t* codes, int n) noexcept {
-  if (format == CodeFormat::kTrit5) {
-    for (int byte = 0; byte * 5 < n; ++byte) {
-      int value = 0;
-      for (int i = 4; i >= 0; --i) {
-        const int at = byte * 5 + i;
-        value = value * 3 + (at < n ? codes[at] : 1);
-      }
-      row[byte] = static_cast<uint8_t>(value);
-    }
-    return;
-  }
-  const int bits = code_bits(format);
-  const auto bytes = static_cast<int>(code_row_bytes(format, n));
-  for (int byte = 0; byte < bytes; ++byte) row[byte] = 0;
-  for (int i = 0; i < n; ++i) {
-    const int bit = i * bits;
-    const int value = codes[i] << (bit % 8);
-    row[bit / 8] = static_cast<uint8_t>(row[bit / 8] | value);
-    if (value > 0xff) row[bit / 8 + 1] = static_cast<uint8_t>(row[bit / 8 + 1] | value >> 8);
-  }
-}
-
 }  // namespace kvlm::quantize

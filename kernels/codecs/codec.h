@@ -5,37 +5,88 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/packed_format.h"
+#include "kernels/base/host_device.h"
 
-// How the fused decode attention (kernels/cuda/fused_*.cuh) reads codes of rows from shared memory.
-// A codec widens what is stored to codes of kWidth bits, side by side in words, lowest first;
-// everything behind is written once for each width. A codec is a template over the channels of a
-// row, a multiple of 16, with
+// The contract of a code: how small integers lie in the bytes of a token, and what they mean. The
+// codes are the enumerators of CodeFormat. Each has a struct Code<> in a file of this folder, which
+// list.h includes; packing, unpacking and attention of both devices ask it for what they need.
+//
+//   kBits       bits of a stored code, lowest first; 0: codes lie otherwise
+//   kMaxCode    the greatest stored code
+//   kUnitCodes, kUnitBytes
+//               so many codes fill so many whole bytes: the unit of packing
+//   kRule       the rule that makes the codes; kSign makes those of 1 bit too
+//   pack(to, codes, n)
+//               writes a unit of n <= kUnitCodes codes, one byte each; a shorter one ends a token
+//   at(row, i)  the integer c that attention multiplies for code i of a row: x = slope * s * c + z.
+//               The definition for all decoders
+//   kZeroStored, kSlope, kOffset
+//               what c means by default: z is stored, or is kOffset * s (PackedSection)
+//   kIntegers   of a codebook: (16,) c of every stored code; absent where c is the code itself
+//   kValues     of a codebook: (16,) the numbers that codes are chosen by
+//
+// Attention on the tensor cores (kernels/cuda/attend/fused_*.cuh) reads the codes of a token from
+// shared memory by a struct of the same file. It widens what is stored to integers of kWidth bits,
+// lowest first in words. It is a template over the channels of a token, a multiple of 16, with
 //
 //   kDim       the channels
 //   kSections  the codes that it reads
-//   kWidth     1, 2, 4 or 8: bits of a code once it is widened
-//   kRowBytes  of a row as it is stored
-//   kStride    bytes from a row to the next in shared memory: kRowBytes, or a multiple of 16 above,
-//              so that rows fall into other banks
-//   quarter()  codes of a quarter of a row, neighbouring channels; bits behind them are anything
-//   four()     codes of 4 neighbouring channels: part 0..7 of a group of 32; bits above them are
-//              anything up to the 16th (kWidth up to 4). Rows of values that are whole 16 bytes, of
-//              kWidth bits a channel or widened, are read without it, by columns of shared memory
-//              (ValuesLayout in kernels/cuda/attend/fused_values.cuh)
+//   kWidth     1, 2, 4 or 8: bits of a widened integer
+//   kRowBytes  of a token as it is stored
+//   kStride    bytes from a token to the next in shared memory: kRowBytes, or a multiple of 16
+//              above, so that tokens fall into different banks
+//   quarter()  integers of a quarter of a token, neighbouring channels; bits after them are
+//   anything four()     integers of 4 neighbouring channels: part 0..7 of a group of 32; bits above
+//   them are
+//              anything up to the 16th (kWidth up to 4). Values of whole 16 bytes, of kWidth bits a
+//              channel or widened, are read without it, by columns of shared memory (ValuesLayout
+//              in kernels/cuda/attend/fused_values.cuh)
 //   widen_row(), kWideStride
-//              if they are there: what a thread does with a row of values before it is read, after
-//              which codes of kWidth bits lie side by side; and the bytes to the next widened row
-//   prepare()  if it is there: what a block of threads does before it reads codes
+//              optional: what a thread does with a token of V before it is read, after which
+//              integers of kWidth bits are adjacent; and the bytes to the next widened token
+//   prepare()  optional: what a block of threads does before it reads codes
 //
 // and is named in kernels/cuda/attend/instances.cmake.
+namespace kvlm {
+
+/// The codes. A row packs those of one token, channel by channel, least significant bits first.
+enum class CodeFormat : uint8_t {
+  kBits1 = 1,
+  kBits2,
+  kBits3,
+  kBits4,
+  kBits5,
+  kBits6,
+  kBits7,
+  kBits8,
+  kTrit5,   ///< ternary digits 0..2, five to a byte: sum of digit_i * 3^i; padded with digit 1
+  kTrit2b,  ///< ternary digits 0..2 as 2-bit codes
+  kEnd,     ///< not a code: comes after the last
+};
+
+/// How numbers become codes.
+enum class CodeRule : uint8_t {
+  kAffine,   ///< equal steps over a range: min-max, quantiles, shrunk ranges
+  kTernary,  ///< -1, 0, 1 about a threshold (VidKV eq. 6)
+  kSign,     ///< 1 iff x >= 0, scale mean |x| (VidKV eq. 5)
+};
+
+}  // namespace kvlm
+
 namespace kvlm::codecs {
+
+template <CodeFormat kFormat>
+struct Code;
 
 /// Channels that are coded alike.
 struct Section {
   CodeFormat code;
   int channels;
 };
+
+/// The code of a tensor-core struct of one section.
+template <class C>
+using CodeOf = Code<C::kSections[0].code>;
 
 /// kStride of rows of codes of `width` bits.
 constexpr int padded_stride(int row_bytes, int width) {

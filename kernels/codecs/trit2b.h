@@ -4,6 +4,14 @@
 
 namespace kvlm::codecs {
 
+template <>
+struct Code<CodeFormat::kTrit2b> : BitCode<2> {
+  static constexpr int kMaxCode = 2;
+  static constexpr CodeRule kRule = CodeRule::kTernary;
+  static constexpr bool kZeroStored = false;
+  static constexpr float kOffset = -1;
+};
+
 /// Ternary digits of 2 bits each, multiplied as they are stored.
 template <int kDim_>
 struct Trit2b : Bits2<kDim_> {

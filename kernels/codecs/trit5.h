@@ -4,6 +4,28 @@
 
 namespace kvlm::codecs {
 
+template <>
+struct Code<CodeFormat::kTrit5> {
+  static constexpr int kBits = 0;
+  static constexpr int kMaxCode = 2;
+  static constexpr int kUnitCodes = 5;
+  static constexpr int kUnitBytes = 1;
+  static constexpr CodeRule kRule = CodeRule::kTernary;
+  static constexpr bool kZeroStored = false;
+  static constexpr float kSlope = 1;
+  static constexpr float kOffset = -1;
+
+  VLM_HD static constexpr void pack(uint8_t* to, const uint8_t* codes, int n) noexcept {
+    int value = 0;
+    for (int i = 4; i >= 0; --i) value = value * 3 + (i < n ? codes[i] : 1);
+    *to = static_cast<uint8_t>(value);
+  }
+  VLM_HD static constexpr int at(const uint8_t* row, int i) noexcept {
+    constexpr int kPower[5] = {1, 3, 9, 27, 81};
+    return row[i / 5] / kPower[i % 5] % 3;
+  }
+};
+
 /// Ternary digits, five to a byte, widened to 2 bits.
 template <int kDim_>
 struct Trit5 {

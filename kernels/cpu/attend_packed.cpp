@@ -26,12 +26,15 @@ constexpr auto kMost = static_cast<size_t>(kMaxQueries);
 
 // ------------------------------------------------------------------------------------------ codes
 
-/// The digits of every byte of kTrit5, one to a byte, the first lowest.
-constexpr std::array<uint64_t, 256> kTrits = [] {
+/// The integers of every byte of a code whose unit is a byte, one to a byte, the first lowest.
+template <class Code>
+constexpr std::array<uint64_t, 256> kOfByte = [] {
+  static_assert(Code::kUnitCodes <= 8);
   std::array<uint64_t, 256> table{};
-  for (size_t byte = 0; byte < 256; ++byte) {
-    for (size_t digit = 0, rest = byte; digit < 5; ++digit, rest /= 3) {
-      table[byte] |= static_cast<uint64_t>(rest % 3) << (8 * digit);
+  for (size_t value = 0; value < 256; ++value) {
+    const auto byte = static_cast<uint8_t>(value);
+    for (int i = 0; i < Code::kUnitCodes; ++i) {
+      table[value] |= static_cast<uint64_t>(Code::at(&byte, i)) << (8 * i);
     }
   }
   return table;
@@ -69,31 +72,26 @@ void unpack_bits(const uint8_t* row, size_t count, uint8_t* out) {
   }
 }
 
-/// The `count` codes of a row, one to a byte.
-void unpack_row(const uint8_t* row, CodeFormat format, size_t count, uint8_t* out) {
-  switch (format) {
-    case CodeFormat::kBits1:
-      return unpack_bits<1>(row, count, out);
-    case CodeFormat::kBits2:
-    case CodeFormat::kTrit2b:
-      return unpack_bits<2>(row, count, out);
-    case CodeFormat::kBits3:
-      return unpack_bits<3>(row, count, out);
-    case CodeFormat::kBits4:
-      return unpack_bits<4>(row, count, out);
-    case CodeFormat::kBits5:
-      return unpack_bits<5>(row, count, out);
-    case CodeFormat::kBits6:
-      return unpack_bits<6>(row, count, out);
-    case CodeFormat::kBits7:
-      return unpack_bits<7>(row, count, out);
-    case CodeFormat::kBits8:
-      std::memcpy(out, row, count);
-      return;
-    case CodeFormat::kTrit5:
-      for (size_t i = 0; i * 5 < count; ++i) std::memcpy(out + 5 * i, &kTrits[row[i]], 8);
-      return;
+/// The integers of the `count` codes of a row, one to a byte.
+template <class Code>
+void unpack_row(const uint8_t* row, size_t count, uint8_t* out) {
+  if constexpr (Code::kBits == 8) {
+    std::memcpy(out, row, count);
+  } else if constexpr (Code::kBits > 0) {
+    unpack_bits<Code::kBits>(row, count, out);
+  } else if constexpr (Code::kUnitBytes == 1) {
+    for (size_t i = 0; i * Code::kUnitCodes < count; ++i) {
+      std::memcpy(out + i * Code::kUnitCodes, &kOfByte<Code>[row[i]], 8);
+    }
+  } else {
+    for (size_t i = 0; i < count; ++i) {
+      out[i] = static_cast<uint8_t>(Code::at(row, static_cast<int>(i)));
+    }
   }
+}
+using UnpackRow = void (*)(const uint8_t* row, size_t count, uint8_t* out);
+UnpackRow unpacker(CodeFormat format) {
+  return with_code(format, [](auto code) -> UnpackRow { return unpack_row<decltype(code)>; });
 }
 
 HWY_INLINE FloatVec load_codes(const uint8_t* codes) {
@@ -187,7 +185,11 @@ class BlockReader {
       : format_(format),
         scratch_(scratch),
         channels_(static_cast<size_t>(format.channels())),
-        row_bytes_(format.row_bytes()) {}
+        row_bytes_(format.row_bytes()) {
+    for (size_t i = 0; i < static_cast<size_t>(format.sections); ++i) {
+      unpack_row_[i] = unpacker(format.section[i].code);
+    }
+  }
 
   bool per_token() const { return format_.axis == ScaleAxis::kToken; }
   size_t channels() const { return channels_; }
@@ -251,9 +253,9 @@ class BlockReader {
   void unpack(const PackedBlock& block, size_t row) const {
     const auto* codes = reinterpret_cast<const uint8_t*>(block.codes) + row * row_bytes_;
     uint8_t* out = scratch_.codes;
-    for (int i = 0; i < format_.sections; ++i) {
-      const PackedSection& section = format_.section[static_cast<size_t>(i)];
-      unpack_row(codes, section.code, static_cast<size_t>(section.channels), out);
+    for (size_t i = 0; i < static_cast<size_t>(format_.sections); ++i) {
+      const PackedSection& section = format_.section[i];
+      unpack_row_[i](codes, static_cast<size_t>(section.channels), out);
       codes += section.row_bytes();
       out += section.channels;
     }
@@ -291,6 +293,7 @@ class BlockReader {
   const Scratch& scratch_;
   size_t channels_;
   size_t row_bytes_;
+  std::array<UnpackRow, 2> unpack_row_{};  // of a section
 };
 
 // --------------------------------------------------------------------------- queries, four at most

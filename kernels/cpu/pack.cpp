@@ -233,7 +233,7 @@ class Packer {
       const uint8_t* from = codes_ + row * width_;
       for (int s = 0; s < format_.sections; ++s) {
         const PackedSection& section = format_.section[static_cast<size_t>(s)];
-        quantize::pack_row(to, section.code, from, section.channels);
+        pack_row(to, section.code, from, section.channels);
         to += section.row_bytes();
         from += section.channels;
       }

@@ -74,8 +74,7 @@ inline Packing packing_of(ScaleAxis axis, int bits, int group, int head_dim, DTy
   packing.format.axis = axis;
   packing.format.meta = meta;
   (axis == ScaleAxis::kToken ? packing.format.group_size : packing.format.block_rows) = group;
-  packing.format.section[0].code = static_cast<CodeFormat>(bits);
-  packing.format.section[0].channels = head_dim;
+  packing.format.section[0] = section_of(static_cast<CodeFormat>(bits), head_dim);
   packing.nominal_bits = bits;
   return packing;
 }

@@ -220,12 +220,8 @@ Packing VidKv::value_packing(const OptionValues& options, int group) const {
       options.text("value_axis") == "token" ? ScaleAxis::kToken : ScaleAxis::kChannel;
   Packing packing = packing_of(axis, bits == "1" ? 1 : 2, group, dim_, meta_of(options));
   if (bits != "1.58") return packing;
-  packing.format.section[0] = {
-      .code = options.text("trits") == "trit2b" ? CodeFormat::kTrit2b : CodeFormat::kTrit5,
-      .channels = dim_,
-      .zero_stored = false,
-      .slope = 1,
-      .offset = -1};
+  packing.format.section[0] = section_of(
+      options.text("trits") == "trit2b" ? CodeFormat::kTrit2b : CodeFormat::kTrit5, dim_);
   packing.rules[0].rule = CodeRule::kTernary;
   packing.rules[0].gamma = static_cast<float>(options.real("gamma"));
   const std::string_view scale = options.text("scale");

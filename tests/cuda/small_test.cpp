@@ -57,12 +57,7 @@ struct Codes {
     PackedFormat made;
     made.axis = axis;
     made.group_size = group_size;
-    made.section[0].code = code;
-    made.section[0].channels = channels;
-    if (is_ternary(code)) {
-      made.section[0].zero_stored = false;
-      made.section[0].offset = -1;
-    }
+    made.section[0] = section_of(code, channels);
     if (mixed) {
       made.sections = 2;
       made.section[0].channels = channels / 2;
@@ -72,7 +67,7 @@ struct Codes {
   }
   std::array<PackRule, 2> rules() const {
     std::array<PackRule, 2> made{};
-    if (is_ternary(code)) made[0].rule = CodeRule::kTernary;
+    made[0].rule = rule_of(code);
     made[1].rule = CodeRule::kSign;
     return made;
   }

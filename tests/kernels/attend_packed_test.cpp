@@ -171,12 +171,7 @@ PackedFormat one_section(CodeFormat code, ScaleAxis axis, int channels, int grou
   format.axis = axis;
   format.group_size = axis == ScaleAxis::kToken ? group_size : 0;
   format.meta = meta;
-  format.section[0].code = code;
-  format.section[0].channels = channels;
-  if (code == CodeFormat::kTrit5 || code == CodeFormat::kTrit2b) {
-    format.section[0].zero_stored = false;
-    format.section[0].offset = -1;
-  }
+  format.section[0] = section_of(code, channels);
   return format;
 }
 

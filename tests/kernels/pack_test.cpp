@@ -464,22 +464,22 @@ TEST(Pack, EmptyRangesAndNan) {
 TEST(Pack, BitsLieLowestFirst) {  // docs/formulas.md, "Layout of codes"
   uint8_t row[4];
   const uint8_t two[] = {3, 0, 1, 2};
-  quantize::pack_row(row, CodeFormat::kBits2, two, 4);
+  pack_row(row, CodeFormat::kBits2, two, 4);
   EXPECT_EQ(row[0], 0x93);
   const uint8_t one[] = {1, 0, 1, 1, 0, 0, 0, 1};
-  quantize::pack_row(row, CodeFormat::kBits1, one, 8);
+  pack_row(row, CodeFormat::kBits1, one, 8);
   EXPECT_EQ(row[0], 0x8D);
   const uint8_t digits[] = {1, 0, 2, 1, 2, 1, 0, 2};
-  quantize::pack_row(row, CodeFormat::kTrit5, digits, 8);
+  pack_row(row, CodeFormat::kTrit5, digits, 8);
   EXPECT_EQ(row[0], 208);
   EXPECT_EQ(row[1], 127);
-  quantize::pack_row(row, CodeFormat::kTrit2b, digits, 8);
+  pack_row(row, CodeFormat::kTrit2b, digits, 8);
   EXPECT_EQ(row[0] | row[1] << 8, 34401);
 }
 
 TEST(Pack, EveryWidthComesBack) {
   std::mt19937 rng(3);
-  for (int format = 1; format <= static_cast<int>(CodeFormat::kTrit2b); ++format) {
+  for (int format = 1; format < static_cast<int>(CodeFormat::kEnd); ++format) {
     const auto code = static_cast<CodeFormat>(format);
     for (const int n : {1, 2, 5, 8, 9, 31, 80, 129}) {
       std::vector<uint8_t> codes(static_cast<size_t>(n));
@@ -487,7 +487,7 @@ TEST(Pack, EveryWidthComesBack) {
         c = static_cast<uint8_t>(rng() % static_cast<unsigned>(max_code(code) + 1));
       }
       std::vector<uint8_t> row(code_row_bytes(code, n) + 1, 0xee);
-      quantize::pack_row(row.data(), code, codes.data(), n);
+      pack_row(row.data(), code, codes.data(), n);
       for (int i = 0; i < n; ++i) {
         ASSERT_EQ(code_at(row.data(), code, i), codes[static_cast<size_t>(i)])
             << format << " " << i;

@@ -71,12 +71,7 @@ Packing packing(CodeFormat code, ScaleAxis axis, int head_dim, int block_rows) {
   result.block_rows = block_rows;
   result.format.axis = axis;
   result.format.group_size = axis == ScaleAxis::kToken ? 32 : 0;
-  result.format.section[0].code = code;
-  result.format.section[0].channels = head_dim;
-  if (code == CodeFormat::kTrit5) {
-    result.format.section[0].zero_stored = false;
-    result.format.section[0].offset = -1;
-  }
+  result.format.section[0] = section_of(code, head_dim);
   return result;
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/cpu/vnni/codes-inl.h"
+#include "kernels/cpu/vnni/layout.h"
 
 // Codes to a byte each, for the widths that the tiles cannot be made of directly.
 
@@ -13,9 +14,10 @@ namespace kvlm::cpu::vnni {
 
 namespace {
 
-template <size_t kBits>
-void unpack_rows(const uint8_t* const* rows, size_t count, size_t offset, size_t bytes,
+template <class Code>
+void unpack_bits(const uint8_t* const* rows, size_t count, size_t offset, size_t bytes,
                  size_t channels, uint8_t* out, size_t stride) {
+  constexpr size_t kBits = Code::kBits;
   const __m512i index = load(kUnpack<kBits>.bytes.data());
   const __m512i shifts = load(kUnpack<kBits>.shifts.data());
   const __m512i mask = _mm512_set1_epi8(static_cast<char>((1 << kBits) - 1));
@@ -49,34 +51,31 @@ void unpack_trits(const uint8_t* const* rows, size_t count, size_t offset, size_
   }
 }
 
+template <class Code>
+void unpack(const uint8_t* const* rows, size_t count, size_t offset, size_t bytes, size_t channels,
+            uint8_t* out, size_t stride) {
+  if constexpr (Code::kBits == 8) {
+    for (size_t r = 0; r < count; ++r) std::memcpy(out + r * stride, rows[r] + offset, bytes);
+  } else if constexpr (Code::kBits > 0) {
+    unpack_bits<Code>(rows, count, offset, bytes, channels, out, stride);
+  } else if constexpr (kIsTrits<Code>) {
+    unpack_trits(rows, count, offset, bytes, channels, out, stride);
+  } else {
+    for (size_t r = 0; r < count; ++r) {
+      for (size_t c = 0; c < channels; ++c) {
+        out[r * stride + c] = static_cast<uint8_t>(Code::at(rows[r] + offset, static_cast<int>(c)));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void unpack_codes(const uint8_t* const* rows, size_t count, size_t offset,
                   const PackedSection& stored, uint8_t* out, size_t stride) {
-  const auto channels = static_cast<size_t>(stored.channels);
-  const size_t bytes = stored.row_bytes();
-  switch (stored.code) {
-    case CodeFormat::kBits1:
-      return unpack_rows<1>(rows, count, offset, bytes, channels, out, stride);
-    case CodeFormat::kBits2:
-    case CodeFormat::kTrit2b:
-      return unpack_rows<2>(rows, count, offset, bytes, channels, out, stride);
-    case CodeFormat::kBits3:
-      return unpack_rows<3>(rows, count, offset, bytes, channels, out, stride);
-    case CodeFormat::kBits4:
-      return unpack_rows<4>(rows, count, offset, bytes, channels, out, stride);
-    case CodeFormat::kBits5:
-      return unpack_rows<5>(rows, count, offset, bytes, channels, out, stride);
-    case CodeFormat::kBits6:
-      return unpack_rows<6>(rows, count, offset, bytes, channels, out, stride);
-    case CodeFormat::kBits7:
-      return unpack_rows<7>(rows, count, offset, bytes, channels, out, stride);
-    case CodeFormat::kBits8:
-      for (size_t r = 0; r < count; ++r) std::memcpy(out + r * stride, rows[r] + offset, bytes);
-      return;
-    case CodeFormat::kTrit5:
-      return unpack_trits(rows, count, offset, bytes, channels, out, stride);
-  }
+  const auto of_code = with_code(stored.code, [](auto code) { return &unpack<decltype(code)>; });
+  of_code(rows, count, offset, stored.row_bytes(), static_cast<size_t>(stored.channels), out,
+          stride);
 }
 
 }  // namespace kvlm::cpu::vnni

@@ -9,12 +9,10 @@ namespace {
 /// Codes per byte of keys whose bytes are shifted and masked in place; 0 if their codes straddle
 /// bytes, or a group of channels ends within a dword.
 size_t direct_codes_per_byte(const PackedFormat& format, CodeFormat code) {
-  size_t count = 0;
-  if (code == CodeFormat::kBits1) count = 8;
-  if (code == CodeFormat::kBits2 || code == CodeFormat::kTrit2b) count = 4;
-  if (code == CodeFormat::kBits4) count = 2;
-  if (code == CodeFormat::kBits8) count = 1;
-  if (code == CodeFormat::kTrit5 && format.axis != ScaleAxis::kToken) count = 5;
+  size_t count = with_code(code, [&](auto of) -> size_t {
+    if constexpr (of.kBits != 0) return 8 % of.kBits == 0 ? 8 / of.kBits : 0;
+    return kIsTrits<decltype(of)> && format.axis != ScaleAxis::kToken ? 5 : 0;
+  });
   if (format.axis == ScaleAxis::kToken && count != 0 &&
       static_cast<size_t>(format.group_size) % (4 * count) != 0 &&
       format.group_size < format.channels()) {

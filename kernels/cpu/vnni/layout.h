@@ -26,6 +26,11 @@ inline constexpr size_t kRowSlack = 64;
 
 constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
+/// Whether five ternary digits of a code fill a byte.
+template <class Code>
+inline constexpr bool kIsTrits =
+    Code::kUnitCodes == 5 && Code::kUnitBytes == 1 && Code::kMaxCode == 2;
+
 struct PaddedSection {
   const PackedSection* stored = nullptr;
   size_t row_offset = 0;     // bytes of a row before it

@@ -17,10 +17,11 @@ namespace kvlm::cpu::vnni {
 
 namespace {
 
-/// Four rows at a time from packed codes of kBits to the tile.
-template <size_t kBits>
+/// Four rows at a time from packed codes to the tile.
+template <class Code>
 HWY_NOINLINE void load_tile(const uint8_t* const* rows, size_t quads, size_t offset, size_t bytes,
                             size_t channels, const uint8_t* ahead, uint8_t* tile) {
+  constexpr size_t kBits = Code::kBits;
   constexpr size_t kSlice = slice_channels(kBits);
   constexpr size_t kSliceBytes = kSlice * kBits / 8;
   const __m512i mask = _mm512_set1_epi8(static_cast<char>((1 << kBits) - 1));
@@ -107,41 +108,35 @@ void load_unpacked(const PaddedSection& section, const uint8_t* const* rows, siz
   }
   unpack_codes(rows, count, section.row_offset, *section.stored, unpacked, row_bytes);
   const auto channels = static_cast<size_t>(section.stored->channels);
-  load_tile<8>(codes.data(), quads, 0, round_up(channels, 16), channels, codes[0], tile);
+  load_tile<codecs::BitCode<8>>(codes.data(), quads, 0, round_up(channels, 16), channels, codes[0],
+                                tile);
 }
 
-}  // namespace
-
-void load_value_tile(const PaddedSection& section, const uint8_t* const* rows, size_t count,
-                     const uint8_t* const* next, uint8_t* unpacked, uint8_t* tile) {
+template <class Code>
+void load_section(const PaddedSection& section, const uint8_t* const* rows, size_t count,
+                  const uint8_t* const* next, uint8_t* unpacked, uint8_t* tile) {
   const PackedSection& stored = *section.stored;
   const size_t quads = (count + 3) / 4;
   const size_t offset = section.row_offset;
   const size_t bytes = stored.row_bytes();
   const auto channels = static_cast<size_t>(stored.channels);
   const uint8_t* ahead = next[0] + offset * 4 * quads;
-  switch (stored.code) {
-    case CodeFormat::kBits1:
-      return load_tile<1>(rows, quads, offset, bytes, channels, ahead, tile);
-    case CodeFormat::kBits2:
-    case CodeFormat::kTrit2b:
-      return load_tile<2>(rows, quads, offset, bytes, channels, ahead, tile);
-    case CodeFormat::kBits3:
-      return load_tile<3>(rows, quads, offset, bytes, channels, ahead, tile);
-    case CodeFormat::kBits4:
-      return load_tile<4>(rows, quads, offset, bytes, channels, ahead, tile);
-    case CodeFormat::kBits5:
-      return load_tile<5>(rows, quads, offset, bytes, channels, ahead, tile);
-    case CodeFormat::kBits6:
-      return load_tile<6>(rows, quads, offset, bytes, channels, ahead, tile);
-    case CodeFormat::kBits7:
-      return load_unpacked(section, rows, count, next, unpacked, tile);
-    case CodeFormat::kBits8:
-      return load_tile<8>(rows, quads, offset, bytes, channels, ahead, tile);
-    case CodeFormat::kTrit5:
-      if (bytes > 64) return load_unpacked(section, rows, count, next, unpacked, tile);
-      return load_tile_of_trits(rows, quads, offset, bytes, channels, ahead, tile);
+  if constexpr (Code::kBits != 0 && Code::kBits != 7) {
+    load_tile<Code>(rows, quads, offset, bytes, channels, ahead, tile);
+  } else if (kIsTrits<Code> && bytes <= 64) {
+    load_tile_of_trits(rows, quads, offset, bytes, channels, ahead, tile);
+  } else {
+    load_unpacked(section, rows, count, next, unpacked, tile);
   }
+}
+
+}  // namespace
+
+void load_value_tile(const PaddedSection& section, const uint8_t* const* rows, size_t count,
+                     const uint8_t* const* next, uint8_t* unpacked, uint8_t* tile) {
+  const auto of_code =
+      with_code(section.stored->code, [](auto code) { return &load_section<decltype(code)>; });
+  of_code(section, rows, count, next, unpacked, tile);
 }
 
 }  // namespace kvlm::cpu::vnni

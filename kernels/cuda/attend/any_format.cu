@@ -82,19 +82,9 @@ __device__ void for_codes(const PackedFormat& format, const uint8_t* row, const 
   for (int s = 0; s < format.sections; ++s) {
     const PackedSection& section = format.section[s];
     const int n = section.channels;
-    const int bits = code_bits(section.code);
-    if (bits != 0 && 8 % bits == 0) {
-      const int per_byte = 8 / bits;
-      const int mask = (1 << bits) - 1;
-      for (int i = 0; i < n; i += per_byte) {
-        int word = row[i / per_byte];
-        for (int j = 0; j < per_byte && i + j < n; ++j, word >>= bits) {
-          body(channel + i + j, word & mask);
-        }
-      }
-    } else {
-      for (int i = 0; i < n; ++i) body(channel + i, code_at(row, section.code, i));
-    }
+    with_code(section.code, [&](auto code) {
+      for (int i = 0; i < n; ++i) body(channel + i, code.at(row, i));
+    });
     channel += n;
     row += section.row_bytes();
   }
@@ -323,14 +313,16 @@ __device__ void add_chunk(const PackedFormat& format, const DeviceBlock& block, 
   const bool by_token = format.axis == ScaleAxis::kToken;
   ScaleZero meta{};
   if (!by_token) meta = scale_zero(format, block, 0, channel);
-  for (int row = first; row < first + rows; ++row) {
-    if (!is_live(block, row)) continue;
-    if (by_token) meta = scale_zero(format, block, row, channel);
-    const uint8_t* at = codes + static_cast<size_t>(row) * format.row_bytes();
-    const float x =
-        meta.scale * static_cast<float>(code_at(at, section.code, place.index)) + meta.zero;
-    for (int j = 0; j < kQueries; ++j) sums[j] += weights[row - first][j] * x;
-  }
+  const size_t row_bytes = format.row_bytes();
+  with_code(section.code, [&](auto code) {
+    for (int row = first; row < first + rows; ++row) {
+      if (!is_live(block, row)) continue;
+      if (by_token) meta = scale_zero(format, block, row, channel);
+      const int c = code.at(codes + static_cast<size_t>(row) * row_bytes, place.index);
+      const float x = meta.scale * static_cast<float>(c) + meta.zero;
+      for (int j = 0; j < kQueries; ++j) sums[j] += weights[row - first][j] * x;
+    }
+  });
 }
 
 /// The softmax state of a split: a thread has one channel.
@@ -420,20 +412,20 @@ __global__ void __launch_bounds__(kUnpackThreads)
   const bool by_row = format.axis == ScaleAxis::kToken;
   for (int c = static_cast<int>(threadIdx.x); c < channels; c += kUnpackThreads) {
     const Channel place = channel_of(format, c);
-    const CodeFormat code = format.section[place.section].code;
     const auto* codes = reinterpret_cast<const uint8_t*>(block.codes) +
                         (place.section == 0 ? 0 : format.section[0].row_bytes());
     ScaleZero meta{};
     if (!by_row) meta = scale_zero(format, block, 0, c);
     int64_t to = first_live;
+    with_code(format.section[place.section].code, [&](auto code) {
 #pragma unroll 4
-    for (int row = first; row < end; ++row) {
-      if (!is_live(block, row)) continue;
-      if (by_row) meta = scale_zero(format, block, row, c);
-      out[to++ * channels + c] =
-          meta.scale * static_cast<float>(code_at(codes + row * row_bytes, code, place.index)) +
-          meta.zero;
-    }
+      for (int row = first; row < end; ++row) {
+        if (!is_live(block, row)) continue;
+        if (by_row) meta = scale_zero(format, block, row, c);
+        const int integer = code.at(codes + row * row_bytes, place.index);
+        out[to++ * channels + c] = meta.scale * static_cast<float>(integer) + meta.zero;
+      }
+    });
   }
 }
 

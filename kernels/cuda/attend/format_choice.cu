@@ -34,8 +34,7 @@ bool is_scaled_simply(const PackedFormat& format, int head_dim) {
     if (section.zero_stored && !stored) return false;  // zero points lie as channels do
     stored = stored && section.zero_stored;
     if (section.zero_stored && section.slope == 1) continue;
-    if (by_token && is_ternary(section.code) && format.group_size == kChannelGroup &&
-        section.slope == 1 && section.offset == -1) {
+    if (by_token && !section.zero_stored && section == section_of(section.code, section.channels)) {
       continue;
     }
     if (section.zero_stored || format.axis != ScaleAxis::kChannel ||

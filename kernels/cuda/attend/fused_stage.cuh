@@ -89,7 +89,7 @@ struct StageOf {
       const int bytes = !there ? 0 : kSkewed ? max(0, min(kSize, left)) : kSize;
       if (lane * kSize < kZerosAt) {
         copy_few<kSize>(to + lane * kSize, scales + at, bytes);
-        if constexpr (!is_ternary(C::kSections[0].code)) {
+        if constexpr (codecs::CodeOf<C>::kZeroStored) {
           copy_few<kSize>(to + kZerosAt + lane * kSize, zeros + at, bytes);
         }
       }

@@ -1,10 +1,6 @@
 #pragma once
 
-#include "kernels/codecs/bits.h"
-#include "kernels/codecs/bits21.h"
-#include "kernels/codecs/trit2b.h"
-#include "kernels/codecs/trit5.h"
-#include "kernels/codecs/widened_bits.h"
+#include "kernels/codecs/list.h"
 #include "kernels/cuda/attend/fused_attention.h"
 
 // The kernels of the fused decode attention. instances.cmake lists them.

@@ -347,7 +347,7 @@ class Values {
       } else {
         const auto zero_of = [&](int slot) -> uint32_t {
           const int at = slot * kScales + my.row % kScales;
-          if constexpr (is_ternary(V::kSections[0].code)) {
+          if constexpr (!codecs::CodeOf<V>::kZeroStored) {
             return reinterpret_cast<const uint16_t*>(of_groups)[at] ^ 0x8000u;  // minus the scale
           } else {
             return reinterpret_cast<const uint16_t*>(zeros_of_groups)[at];

@@ -2,11 +2,7 @@
 
 #include <type_traits>
 
-#include "kernels/codecs/bits.h"
-#include "kernels/codecs/bits21.h"
-#include "kernels/codecs/trit2b.h"
-#include "kernels/codecs/trit5.h"
-#include "kernels/codecs/widened_bits.h"
+#include "kernels/codecs/list.h"
 #include "kernels/cuda/attend/fused_attention.h"
 
 // The kernels that serve lanes in two passes, and which of them reads what. instances.cmake lists

@@ -60,27 +60,6 @@ __device__ inline void store_range(const AffineRange& range, const PackRule& rul
   quantize::store_meta(zeros, meta, zero_at, made.zero);
 }
 
-/// So many codes take whole bytes, whatever the format.
-constexpr int unit_codes(CodeFormat code) { return code == CodeFormat::kTrit5 ? 5 : 8; }
-
-/// Packs unit `unit` of `count` codes of a section, a byte each, to where its row begins.
-__device__ inline void pack_unit(uint8_t* row, CodeFormat code, const uint8_t* codes, int count,
-                                 int unit) {
-  const int some = unit_codes(code);
-  codes += unit * some;
-  const int n = min(some, count - unit * some);
-  if (code == CodeFormat::kTrit5) return quantize::pack_row(row + unit, code, codes, n);
-  const int bits = code_bits(code);
-  uint64_t word = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) word |= static_cast<uint64_t>(i < n ? codes[i] : 0) << (i * bits);
-  row += unit * bits;
-#pragma unroll
-  for (int byte = 0; byte < 8; ++byte) {
-    if (byte * 8 < n * bits) row[byte] = static_cast<uint8_t>(word >> byte * 8);
-  }
-}
-
 // --------------------------------------------------------------------------------- groups of a row
 
 /// Elements of a group, and the lanes of a warp that share them: neighbours, a power of two.

@@ -1,0 +1,85 @@
+#pragma once
+
+#include "kernels/codecs/bits.h"
+#include "kernels/codecs/bits21.h"
+#include "kernels/codecs/trit2b.h"
+#include "kernels/codecs/trit5.h"
+#include "kernels/codecs/widened_bits.h"
+
+namespace kvlm {
+
+/// Whether a number is that of a code.
+constexpr bool is_code(CodeFormat format) noexcept {
+  return format >= CodeFormat::kBits1 && format < CodeFormat::kEnd;
+}
+
+/// Returns with(codecs::Code<format>()): every question of a code goes through here. `format` is a
+/// code.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+template <CodeFormat kFormat = CodeFormat::kBits1, class With>
+VLM_HD constexpr auto with_code(CodeFormat format, const With& with) {
+  constexpr auto kNext = static_cast<CodeFormat>(static_cast<int>(kFormat) + 1);
+  if constexpr (kNext != CodeFormat::kEnd) {
+    if (format != kFormat) return with_code<kNext>(format, with);
+  }
+  return with(codecs::Code<kFormat>());
+}
+
+/// Bits of one code as it is stored; 0 where that is no whole number.
+VLM_HD constexpr int code_bits(CodeFormat format) noexcept {
+  return with_code(format, [](auto code) { return code.kBits; });
+}
+
+/// The greatest stored code.
+VLM_HD constexpr int max_code(CodeFormat format) noexcept {
+  return with_code(format, [](auto code) { return code.kMaxCode; });
+}
+
+/// The rule that makes codes of a format.
+VLM_HD constexpr CodeRule rule_of(CodeFormat format) noexcept {
+  return with_code(format, [](auto code) { return code.kRule; });
+}
+
+/// Codes of a unit of packing, which fills whole bytes.
+VLM_HD constexpr int unit_codes(CodeFormat format) noexcept {
+  return with_code(format, [](auto code) { return code.kUnitCodes; });
+}
+
+/// Bytes of a row of `elements` codes.
+VLM_HD constexpr size_t code_row_bytes(CodeFormat format, int elements) noexcept {
+  return with_code(format, [elements](auto code) {
+    return (static_cast<size_t>(elements) * code.kUnitBytes + (code.kUnitCodes - 1)) /
+           code.kUnitCodes;
+  });
+}
+
+/// The integer of code i of a row that is multiplied by a scale.
+VLM_HD constexpr int code_at(const uint8_t* row, CodeFormat format, int i) noexcept {
+  return with_code(format, [row, i](auto code) { return code.at(row, i); });
+}
+
+/// Writes unit `unit` of a row of `count` stored codes, which are a byte each.
+VLM_HD constexpr void pack_unit(uint8_t* row, CodeFormat format, const uint8_t* codes, int count,
+                                int unit) noexcept {
+  with_code(format, [=](auto code) {
+    const int n = count - unit * code.kUnitCodes;
+    code.pack(row + unit * code.kUnitBytes, codes + unit * code.kUnitCodes,
+              n < code.kUnitCodes ? n : code.kUnitCodes);
+  });
+}
+
+/// Writes a row of `count` stored codes, which are a byte each.
+VLM_HD constexpr void pack_row(uint8_t* row, CodeFormat format, const uint8_t* codes,
+                               int count) noexcept {
+  with_code(format, [=](auto code) {
+    for (int first = 0, unit = 0; first < count; first += code.kUnitCodes, ++unit) {
+      const int n = count - first;
+      code.pack(row + unit * code.kUnitBytes, codes + first,
+                n < code.kUnitCodes ? n : code.kUnitCodes);
+    }
+  });
+}
+
+}  // namespace kvlm
