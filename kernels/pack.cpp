@@ -32,6 +32,9 @@ void check_rule(std::string_view op, const PackedSection& section, const PackRul
   if (rule.rule == CodeRule::kSign && axis != ScaleAxis::kChannel) {
     refuse(op, "signs have a scale per channel");
   }
+  if (rule.rule == CodeRule::kCodebook && axis != ScaleAxis::kToken) {
+    refuse(op, "codes of a codebook have a scale per token");
+  }
   if (rule.rule == CodeRule::kTernary && axis == ScaleAxis::kHead) {
     refuse(op, "ternary codes have a scale per channel or per token");
   }

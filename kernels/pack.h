@@ -49,13 +49,14 @@ struct PackJob {
 
 /// Packs every job as `format` says, section i by rules[i]. `dtype` (f32 | f16 | bf16) is of the
 /// rows of all jobs, which are packed as the floats that they are. NaN has no part in ranges and
-/// means; its code is 0, that of ternary codes the digit for 0. A group whose range is empty gets
-/// codes 0, scale 0 and its value as zero point; one of nothing but NaN becomes zeros. Jobs are
-/// independent, but for those that share a range. Ends and quantiles of ranges are the same on
-/// every device; means, which signs and ternary codes are scaled by, are added in f64 in another
-/// order on CUDA. Asynchronous there. Throws Error{kInvalidArgument} for rules that the format
-/// cannot express, kUnsupported on CUDA for rows of more than 2048 channels with scales of their
-/// own and for quantiles of some channels beside signs or ternary codes of others.
+/// means; its code is 0, that of ternary codes and codebooks the one for 0. A group whose range is
+/// empty gets codes 0, scale 0 and its value as zero point; one of nothing but NaN becomes zeros.
+/// Codebooks are chosen from by x / max |x| in f32. Jobs are independent, but for those that share
+/// a range. Ends and quantiles of ranges are the same on every device; means, which signs and
+/// ternary codes are scaled by, are added in f64 in another order on CUDA. Asynchronous there.
+/// Throws Error{kInvalidArgument} for rules that the format cannot express, kUnsupported on CUDA
+/// for rows of more than 2048 channels with scales of their own and for quantiles of some channels
+/// beside signs or ternary codes of others.
 void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
           std::span<const PackJob> jobs, Stream& stream, DType dtype = DType::kF32);
 

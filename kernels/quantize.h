@@ -78,4 +78,25 @@ VLM_HD inline int ternary_digit(float x, float threshold) noexcept {
   return x > threshold ? 2 : x < -threshold ? 0 : 1;
 }
 
+/// The scale of a group of codes of a codebook whose greatest magnitude is `most`; 0 if that is not
+/// finite: every code is that of 0 then.
+VLM_HD inline float codebook_scale(float most) noexcept { return std::isfinite(most) ? most : 0; }
+
+/// The stored code of x under a scale that is not rounded yet: how many midpoints of neighbouring
+/// numbers of the codebook lie below x / scale. The division is as in bitsandbytes' kernels.
+VLM_HD inline int codebook_code(CodeFormat format, float x, float scale) noexcept {
+  return with_code(format, [=](auto code) {
+    int below = 0;
+    if constexpr (codecs::Codebook<decltype(code)>) {
+      constexpr auto kValues = code.kValues;
+      const float place = x / scale;
+      if (scale == 0 || place != place) return code.kZeroCode;
+      for (size_t i = 0; i + 1 < kValues.size(); ++i) {
+        below += place > (kValues[i] + kValues[i + 1]) / 2 ? 1 : 0;
+      }
+    }
+    return below;
+  });
+}
+
 }  // namespace kvlm::quantize

@@ -22,8 +22,14 @@
 //               The definition for all decoders
 //   kZeroStored, kSlope, kOffset
 //               what c means by default: z is stored, or is kOffset * s (PackedSection)
-//   kIntegers   of a codebook: (16,) c of every stored code; absent where c is the code itself
-//   kValues     of a codebook: (16,) the numbers that codes are chosen by
+//
+// A codebook of 16 numbers T has besides
+//
+//   kValues     (16,) T, ascending from -1 to 1: x becomes the code of the T nearest to x / max
+//   |x|;
+//               a tie goes down
+//   kIntegers   (16,) c of every stored code
+//   kZeroCode   the code of 0, which NaN gets too
 //
 // Attention on the tensor cores (kernels/cuda/attend/fused_*.cuh) reads the codes of a token from
 // shared memory by a struct of the same file. It widens what is stored to integers of kWidth bits,
@@ -61,14 +67,16 @@ enum class CodeFormat : uint8_t {
   kBits8,
   kTrit5,   ///< ternary digits 0..2, five to a byte: sum of digit_i * 3^i; padded with digit 1
   kTrit2b,  ///< ternary digits 0..2 as 2-bit codes
+  kNf4,     ///< 4 bits: numbers of a table times the greatest magnitude of a group
   kEnd,     ///< not a code: comes after the last
 };
 
 /// How numbers become codes.
 enum class CodeRule : uint8_t {
-  kAffine,   ///< equal steps over a range: min-max, quantiles, shrunk ranges
-  kTernary,  ///< -1, 0, 1 about a threshold (VidKV eq. 6)
-  kSign,     ///< 1 iff x >= 0, scale mean |x| (VidKV eq. 5)
+  kAffine,    ///< equal steps over a range: min-max, quantiles, shrunk ranges
+  kTernary,   ///< -1, 0, 1 about a threshold (VidKV eq. 6)
+  kSign,      ///< 1 iff x >= 0, scale mean |x| (VidKV eq. 5)
+  kCodebook,  ///< the nearest number of a table times max |x|, which is the scale (NF4)
 };
 
 }  // namespace kvlm
@@ -77,6 +85,12 @@ namespace kvlm::codecs {
 
 template <CodeFormat kFormat>
 struct Code;
+
+/// A code whose integers are looked up.
+template <class C>
+concept Codebook = requires {
+  C::kIntegers;
+};
 
 /// Channels that are coded alike.
 struct Section {

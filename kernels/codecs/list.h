@@ -2,6 +2,7 @@
 
 #include "kernels/codecs/bits.h"
 #include "kernels/codecs/bits21.h"
+#include "kernels/codecs/nf4.h"
 #include "kernels/codecs/trit2b.h"
 #include "kernels/codecs/trit5.h"
 #include "kernels/codecs/widened_bits.h"

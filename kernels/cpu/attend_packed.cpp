@@ -77,7 +77,7 @@ template <class Code>
 void unpack_row(const uint8_t* row, size_t count, uint8_t* out) {
   if constexpr (Code::kBits == 8) {
     std::memcpy(out, row, count);
-  } else if constexpr (Code::kBits > 0) {
+  } else if constexpr (Code::kBits > 0 && !codecs::Codebook<Code>) {
     unpack_bits<Code::kBits>(row, count, out);
   } else if constexpr (Code::kUnitBytes == 1) {
     for (size_t i = 0; i * Code::kUnitCodes < count; ++i) {

@@ -146,6 +146,11 @@ class Packer {
           quantize::store_meta(job_.scales, format_.meta, row * groups + g, scale);
           continue;
         }
+        if (rule.rule == CodeRule::kCodebook) {
+          const float scale = code_by_codebook({x_ + first, n}, codes_ + first);
+          quantize::store_meta(job_.scales, format_.meta, row * groups + g, scale);
+          continue;
+        }
         std::copy_n(x_ + first, n, values_);
         const AffineRange range = range_of({values_, n}, rule, max_code(format_.section[0].code));
         put_meta(row * groups + g, range, rule);
@@ -175,6 +180,8 @@ class Packer {
             break;
           case CodeRule::kSign:
             pack_sign_channel(channel, column);
+            break;
+          case CodeRule::kCodebook:  // scales per token alone
             break;
         }
       }
@@ -213,6 +220,17 @@ class Packer {
     if (rule.ternary_scale == TernaryScale::kUnit) return 1;
     if (rule.ternary_scale == TernaryScale::kMean) return mean;
     return count == 0 ? 0 : static_cast<float>(beyond / count);
+  }
+
+  /// The codes of a group, and its scale.
+  float code_by_codebook(std::span<const float> group, uint8_t* codes) const {
+    float most = 0;
+    for (const float x : group) most = std::abs(x) > most ? std::abs(x) : most;
+    const float scale = quantize::codebook_scale(most);
+    for (const float x : group) {
+      *codes++ = static_cast<uint8_t>(quantize::codebook_code(format_.section[0].code, x, scale));
+    }
+    return scale;
   }
 
   void pack_sign_channel(size_t channel, std::span<const float> column) {

@@ -239,6 +239,9 @@ TEST_F(SmallPacked, KeysAndValuesInOnePass) {
   }
   check({kBits2, kChannel}, {kBits1, kToken, 32});
   check({kBits2, kToken, 32}, {kBits2, kToken, 32});
+  check({kNf4, kToken, 32}, {kNf4, kToken, 32});
+  check({kNf4, kToken, 64}, {kNf4, kToken, 64});
+  check({kNf4, kToken, 128}, {kNf4, kToken, 128});
   for (const Codes& values : {Codes{kTrit5, kChannel},
                               {kTrit5, kToken, 32},
                               {kTrit2b, kChannel},
@@ -273,6 +276,9 @@ TEST_F(SmallPacked, KeysAndValuesInTwoPasses) {
       check(head_dim, {code, kHead}, {code, kChannel});
     }
     check(head_dim, {kBits8, kChannel}, {kBits1, kHead});
+    for (const int group : {32, 64, head_dim}) {
+      check(head_dim, {kNf4, kToken, group}, {kNf4, kToken, group});
+    }
   }
   for (const Codes& values : {Codes{kTrit5, kChannel}, {kTrit5, kToken, 32}, {kTrit2b, kChannel}}) {
     check(128, {kBits2, kChannel, 0, true}, values);
@@ -355,6 +361,8 @@ TEST_F(SmallPacked, PackingByEveryRule) {
                          {.rule = CodeRule::kTernary, .ternary_scale = TernaryScale::kNonZero}},
                         {{CodeFormat::kTrit5, kToken, 8},
                          {.rule = CodeRule::kTernary, .ternary_scale = TernaryScale::kNonZero}},
+                        {{CodeFormat::kNf4, kToken, 8}, {.rule = CodeRule::kCodebook}},
+                        {{CodeFormat::kNf4, kToken, 32}, {.rule = CodeRule::kCodebook}},
                         {{CodeFormat::kBits2, kChannel, 0, true}, {}}};
   for (const Case& c : cases) {
     const PackedFormat format = c.codes.format(20);

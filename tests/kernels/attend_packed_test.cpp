@@ -26,10 +26,18 @@ using ::testing::HasSubstr;
 using Rows = std::vector<std::vector<double>>;
 
 constexpr double kTolerance = 1e-5;
-constexpr CodeFormat kEveryCode[] = {CodeFormat::kBits1, CodeFormat::kBits2, CodeFormat::kBits3,
-                                     CodeFormat::kBits4, CodeFormat::kBits5, CodeFormat::kBits6,
-                                     CodeFormat::kBits7, CodeFormat::kBits8, CodeFormat::kTrit5,
-                                     CodeFormat::kTrit2b};
+constexpr CodeFormat kEveryCode[] = {CodeFormat::kBits1,  CodeFormat::kBits2, CodeFormat::kBits3,
+                                     CodeFormat::kBits4,  CodeFormat::kBits5, CodeFormat::kBits6,
+                                     CodeFormat::kBits7,  CodeFormat::kBits8, CodeFormat::kTrit5,
+                                     CodeFormat::kTrit2b, CodeFormat::kNf4};
+
+/// The integer that a stored code is read as (docs/formulas.md, "Codebooks").
+int integer_of(CodeFormat format, int code) {
+  constexpr int kNf4[16] = {0,   39,  60,  77,  91,  104, 115, 127,
+                            137, 147, 158, 170, 183, 198, 219, 254};
+  return format == CodeFormat::kNf4 ? kNf4[code] : code;
+}
+
 constexpr ScaleAxis kEveryAxis[] = {ScaleAxis::kHead, ScaleAxis::kChannel, ScaleAxis::kToken};
 
 // ----------------------------------------------------------------------------------------- packing
@@ -101,7 +109,8 @@ class Packed {
           const double zero = section.zero_stored
                                   ? static_cast<double>(z[zero_at])
                                   : static_cast<double>(section.offset_of(c)) * scale;
-          meaning.push_back(static_cast<double>(section.slope) * scale * code + zero);
+          meaning.push_back(
+              static_cast<double>(section.slope) * scale * integer_of(section.code, code) + zero);
         }
         if (section.code == CodeFormat::kTrit5) {
           for (int c = section.channels; c % 5 != 0; ++c) put_code(row, section.code, c, 1);
@@ -439,7 +448,7 @@ TEST(PackedFormat, CodeAtReadsEveryFormat) {
       put_code(row.data(), format, i, codes.back());
     }
     for (int i = 0; i < kCount; ++i) {
-      ASSERT_EQ(code_at(row.data(), format, i), codes[static_cast<size_t>(i)]);
+      ASSERT_EQ(code_at(row.data(), format, i), integer_of(format, codes[static_cast<size_t>(i)]));
     }
   }
 }

@@ -22,6 +22,9 @@ using ::testing::ElementsAre;
 using ::testing::FloatNear;
 using ::testing::Pointwise;
 
+/// The integers that codes of NF4 are read as (docs/formulas.md, "Codebooks").
+constexpr int kNf4[16] = {0, 39, 60, 77, 91, 104, 115, 127, 137, 147, 158, 170, 183, 198, 219, 254};
+
 /// A block in memory of its own.
 struct Block {
   PackedFormat format;
@@ -283,6 +286,62 @@ TEST(Pack, UniformErrorOfCalibratedLevels) {
   }
 }
 
+/// One row of x in NF4, with one scale.
+Block packed_nf4(const std::vector<float>& x) {
+  PackedFormat format = one_group(4, x.size(), DType::kF16);
+  format.section[0] = section_of(CodeFormat::kNf4, static_cast<int>(x.size()));
+  return packed(format, {PackRule{.rule = CodeRule::kCodebook}}, x);
+}
+
+TEST(Pack, CodebookGroupsOfTheWorkedExamples) {  // docs/formulas.md, "Worked examples"
+  struct Case {
+    std::vector<float> x;
+    float scale;
+    std::vector<int> bytes;
+    std::vector<float> back;
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const Case& c :
+       {Case{{0.1f, -0.3f, 0.02f, 1.5f, -1.5f, 0.7f, -0.05f, 0},
+             1.5f,
+             {88, 247, 192, 119},
+             {0.118110f, -0.271654f, 0, 1.5f, -1.5f, 0.661417f, 0, 0}},
+        Case{{-2, 2, 0.0795f, 1}, 2, {240, 199}, {-2, 2, 0, 0.881890f}},  // below a midpoint
+        Case{{0, 0, 0, 0}, 0, {119, 119}, {0, 0, 0, 0}},
+        Case{{nan, nan, nan}, 0, {119, 7}, {0, 0, 0}}, Case{{nan, 1}, 1, {247}, {0, 1}},
+        Case{{-infinity, 1}, 0, {119}, {0, 0}}}) {
+    const Block block = packed_nf4(c.x);
+    EXPECT_THAT(block.scale(), ElementsAre(c.scale));
+    std::vector<int> bytes;
+    for (const std::byte b : block.codes) bytes.push_back(static_cast<int>(b));
+    EXPECT_EQ(bytes, c.bytes);
+    EXPECT_THAT(block.unpacked(), Pointwise(FloatNear(1e-6f), c.back));
+  }
+}
+
+/// A number in the middle of two of the codebook, in f32, is the lower one.
+TEST(Pack, CodebookTiesGoDown) {
+  constexpr auto kValues = codecs::Code<CodeFormat::kNf4>::kValues;
+  for (size_t i = 0; i < 15; ++i) {
+    const float middle = (kValues[i] + kValues[i + 1]) / 2;
+    const Block block = packed_nf4({1, middle, std::nextafter(middle, 2.0f)});
+    EXPECT_EQ(block.integers()[1], kNf4[i]) << i;
+    EXPECT_EQ(block.integers()[2], kNf4[i + 1]) << i;
+  }
+}
+
+/// The mean squared error of normal numbers in groups of 64, by the integers that stand for the
+/// codebook.
+TEST(Pack, CodebookErrorOfNormalNumbers) {
+  PackedFormat format = one_group(4, 64);
+  format.section[0] = section_of(CodeFormat::kNf4, 64);
+  const std::vector<float> x = normal(64 * 20000);
+  const std::vector<float> y =
+      packed(format, {PackRule{.rule = CodeRule::kCodebook}}, x).unpacked();
+  EXPECT_NEAR(mse(x, y), 0.00849, 5e-5);
+}
+
 PackedFormat trits(int n, CodeFormat code = CodeFormat::kTrit5) {
   PackedFormat format;
   format.axis = ScaleAxis::kChannel;
@@ -489,7 +548,8 @@ TEST(Pack, EveryWidthComesBack) {
       std::vector<uint8_t> row(code_row_bytes(code, n) + 1, 0xee);
       pack_row(row.data(), code, codes.data(), n);
       for (int i = 0; i < n; ++i) {
-        ASSERT_EQ(code_at(row.data(), code, i), codes[static_cast<size_t>(i)])
+        const int stored = codes[static_cast<size_t>(i)];
+        ASSERT_EQ(code_at(row.data(), code, i), code == CodeFormat::kNf4 ? kNf4[stored] : stored)
             << format << " " << i;
       }
       EXPECT_EQ(row.back(), 0xee);

@@ -103,8 +103,18 @@ HWY_INLINE __m512i look_up(const std::array<uint8_t, 256>& table, __m512i x) {
   return _mm512_mask_blend_epi8(_mm512_movepi8_mask(x), low, high);
 }
 
-/// The codes of a section of rows, a byte each, rows `stride` apart; up to 63 bytes beyond a row's
-/// codes are written.
+/// The integers of codes, a byte each.
+template <class Code>
+HWY_INLINE __m512i integers_of(__m512i codes) {
+  if constexpr (codecs::Codebook<Code>) {
+    const __m512i table = _mm512_broadcast_i32x4(load16(Code::kIntegers.data()));
+    return _mm512_shuffle_epi8(table, codes);
+  }
+  return codes;
+}
+
+/// The integers of a section of rows, a byte each, rows `stride` apart; up to 63 bytes beyond a
+/// row's codes are written.
 ///   rows    (count,) first bytes of packed rows; the section's begin `offset` bytes later
 void unpack_codes(const uint8_t* const* rows, size_t count, size_t offset,
                   const PackedSection& stored, uint8_t* out, size_t stride);

@@ -28,7 +28,7 @@ void unpack_bits(const uint8_t* const* rows, size_t count, size_t offset, size_t
       const __m512i x = _mm512_maskz_loadu_epi8(some, rows[r] + offset + at);
       const __m512i words = _mm512_permutexvar_epi8(index, x);
       const __m512i codes = _mm512_multishift_epi64_epi8(shifts, words);
-      _mm512_storeu_si512(out + r * stride + c, _mm512_and_si512(codes, mask));
+      _mm512_storeu_si512(out + r * stride + c, integers_of<Code>(_mm512_and_si512(codes, mask)));
     }
   }
 }

@@ -10,6 +10,7 @@ namespace {
 /// bytes, or a group of channels ends within a dword.
 size_t direct_codes_per_byte(const PackedFormat& format, CodeFormat code) {
   size_t count = with_code(code, [&](auto of) -> size_t {
+    if constexpr (codecs::Codebook<decltype(of)>) return 0;
     if constexpr (of.kBits != 0) return 8 % of.kBits == 0 ? 8 / of.kBits : 0;
     return kIsTrits<decltype(of)> && format.axis != ScaleAxis::kToken ? 5 : 0;
   });

@@ -45,7 +45,7 @@ HWY_NOINLINE void load_tile(const uint8_t* const* rows, size_t quads, size_t off
         } else {
           codes = _mm512_permutexvar_epi8(load(kInterleaves<kBits>[v].bytes.data()), x);
           codes = _mm512_multishift_epi64_epi8(load(kInterleaves<kBits>[v].shifts.data()), codes);
-          codes = _mm512_and_si512(codes, mask);
+          codes = integers_of<Code>(_mm512_and_si512(codes, mask));
         }
         _mm512_store_si512(out + v * kTileStride, codes);
       }

@@ -135,7 +135,8 @@ class ValueAdder {
   bool rows_suffice() const {
     if (queries_ != 1 || padded_.sections != 1) return false;
     const PackedSection& stored = format_.section[0];
-    const int bits = code_bits(stored.code);
+    const int bits = with_code(
+        stored.code, [](auto code) { return codecs::Codebook<decltype(code)> ? 0 : code.kBits; });
     const size_t vectors = (static_cast<size_t>(stored.channels) + 15) / 16;
     return vectors % kRowVectors == 0 && (bits == 8 || (bits >= 1 && bits <= 4)) &&
            (!per_token_ || groups_ == 1 || format_.group_size % 32 == 0);

@@ -61,7 +61,10 @@ __device__ __forceinline__ void fetch(const Place& place, const Item& item, Side
   to.copy_codes(place.codes + int64_t{block} * place.code_stride, row, rows);
   const int64_t at = int64_t{block} * place.scale_stride;
   if constexpr (kScaled == Scaled::kToken) {
-    row_affine = row_meta(place.meta != 0, place.scales + at, place.zeros + at, row, rows);
+    constexpr bool kZeros = codecs::CodeOf<C>::kZeroStored;
+    row_affine = row_meta(place.meta != 0, place.scales + at,
+                          (kZeros ? place.zeros : place.scales) + at, row, rows);
+    if constexpr (!kZeros) row_affine ^= 0x80000000u;  // minus the scale
   } else if (kScaled == Scaled::kToken32 || channels) {
     to.copy_meta(place.scales + at, place.zeros + at, row, rows, place.meta);
   }

@@ -177,7 +177,8 @@ class Keys {
     for (int group = 0; group < kGroups; ++group) {
       const int part = my.lower ? Source::kLower : Source::kHigher;
       load_pairs(source.coded_at(group, part, my.asked, my.quarter), b_[group]);
-      unit_[group] = source.coded_down[group * kGroupQueries + my.quarter];
+      unit_[group] =
+          source.coded_down[group * kGroupQueries + my.quarter] * codecs::CodeOf<K>::kSlope;
       bias_[group] = 0;
     }
   }
@@ -359,7 +360,8 @@ class Keys {
     constexpr int kChannelGroups = channel_groups(kDim);
     using Halves = GroupHalves<kChannelGroups>;
     const Halves s[2] = {{scales, slot}, {scales, slot + 8}};
-    const Halves z[2] = {{zeros, slot}, {zeros, slot + 8}};
+    constexpr bool kZeros = codecs::CodeOf<K>::kZeroStored;
+    const Halves z[2] = {{kZeros ? zeros : scales, slot}, {kZeros ? zeros : scales, slot + 8}};
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) scores[group][0] = scores[group][1] = 0;
 #pragma unroll
@@ -393,9 +395,9 @@ class Keys {
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
           const float product = products[group][2 * side] + products[group][2 * side + 1];
-          scores[group][side] +=
-              s[side][channels] * unit_[group] * product +
-              z[side][channels] * source.sums[channels][group * kGroupQueries + my.quarter];
+          scores[group][side] += s[side][channels] * unit_[group] * product +
+                                 (kZeros ? 1.0f : codecs::CodeOf<K>::kOffset) * z[side][channels] *
+                                     source.sums[channels][group * kGroupQueries + my.quarter];
         }
       }
     }

@@ -81,7 +81,9 @@ struct LaneRun {
     if (run.rows != nullptr || run.slots == 0) return;
     format = args.formats[run.format];
     facts.take(format);
-    meta = format.axis == ScaleAxis::kHead ? 0 : static_cast<int>(format.zeros(1));
+    meta = format.axis == ScaleAxis::kChannel ? static_cast<int>(format.zeros(1))
+           : format.axis == ScaleAxis::kToken ? 1
+                                              : 0;
   }
 };
 
@@ -109,7 +111,7 @@ struct alignas(16) Place {
   int scale_stride;
   int begin;  // of the lane's slots
   RunFacts facts;
-  int meta;  // zero points that a block of channels stores; 0 where one scale serves all rows
+  int meta;         // zero points that a block of channels stores; of tokens 1, and 0 of a head
   int first_block;  // where the slot was that it was made for
   int first_row;
 

@@ -131,6 +131,8 @@ class Values {
   using Weights = ItemWeights<Layout, kGroups>;
   static constexpr int kNumbers = Layout::kNumbers;
   static constexpr int kStride = Layout::kStride;
+  static constexpr float kSlope = codecs::CodeOf<V>::kSlope;
+  static_assert(codecs::CodeOf<V>::kZeroStored || codecs::CodeOf<V>::kOffset == -1);
 
   /// Everything so far weighs `factor` as much.
   __device__ void shrink(const float (&factor)[kGroups]) {
@@ -199,8 +201,9 @@ class Values {
           total_[group][number] += product * down;
           four[2 * side] = 0;
         } else {
-          four[2 * side] =
-              (product * (codes ? power_of(number) : 1.0f) + zeros[Layout::group(number)]) * down;
+          four[2 * side] = (product * (codes ? power_of(number) * kSlope : 1.0f) +
+                            zeros[Layout::group(number)]) *
+                           down;
         }
       }
 #pragma unroll
@@ -215,7 +218,7 @@ class Values {
       for (int i = 0; i < kGroups * kNumbers; ++i) {
         const int number = i % kNumbers;
         products_[i / kNumbers][number / 2][number % 2 * 2] *=
-            codes ? up * inverse_power_of(number) : up;
+            codes ? up * inverse_power_of(number) / kSlope : up;
       }
     }
   }

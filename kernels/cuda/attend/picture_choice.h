@@ -6,7 +6,7 @@
 namespace kvlm::cuda::packed {
 
 /// DeviceLane::fused of lanes that picture_lanes.cu serves is kFirstPicture + a place in its table.
-constexpr int kFirstPicture = 19;
+constexpr int kFirstPicture = 20;
 constexpr uint32_t kPictureKernels = ~uint32_t{0} << kFirstPicture;
 VLM_HD constexpr bool is_picture(int fused) { return fused >= kFirstPicture; }
 

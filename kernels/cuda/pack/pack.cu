@@ -231,6 +231,8 @@ __global__ void __launch_bounds__(kThreads, 4)
                              static_cast<float>(all.a / static_cast<double>(job.rows)));
       }
       break;
+    case CodeRule::kCodebook:  // scales per token alone
+      break;
   }
 
   if (job.codes == nullptr) return;

@@ -144,6 +144,21 @@ __device__ inline float code_ternary(const RowGroup& group, const PackRule& rule
   return count == 0 ? 0 : static_cast<float>(beyond / count);
 }
 
+/// The codes of a group by a codebook, and its scale.
+__device__ inline float code_by_codebook(const RowGroup& group, CodeFormat code, uint8_t* codes) {
+  float most = 0;
+  for (int i = group.warp_lane; i < group.count; i += group.lanes) {
+    const float x = fabsf(group.x[i]);
+    most = x > most ? x : most;
+  }
+  const float scale =
+      quantize::codebook_scale(group.joined(most, [](float a, float b) { return fmaxf(a, b); }));
+  for (int i = group.warp_lane; i < group.count; i += group.lanes) {
+    codes[i] = static_cast<uint8_t>(quantize::codebook_code(code, group.x[i], scale));
+  }
+  return scale;
+}
+
 /// Bytes that a warp needs for a row: its floats, and a byte for each code.
 constexpr size_t row_room(int channels) {
   return (static_cast<size_t>(channels) * (sizeof(float) + 1) + 15) / 16 * 16;
@@ -165,9 +180,11 @@ __device__ inline void pack_token(float* x, const PackedFormat& format, const Pa
                          warp_lane_id() % lanes};
     const size_t scale = at * static_cast<size_t>(groups) + static_cast<size_t>(index);
     const bool stores = group.warp_lane == 0 && index < groups;
-    if (rule.rule == CodeRule::kTernary) {
-      const float ternary = code_ternary(group, rule, codes + first);
-      if (stores) quantize::store_meta(scales, format.meta, scale, ternary);
+    if (rule.rule != CodeRule::kAffine) {
+      const float made = rule.rule == CodeRule::kTernary
+                             ? code_ternary(group, rule, codes + first)
+                             : code_by_codebook(group, section.code, codes + first);
+      if (stores) quantize::store_meta(scales, format.meta, scale, made);
       continue;
     }
     const AffineRange range = range_of(group, rule, max_code(section.code));
