@@ -12,6 +12,7 @@ extern const QuantizerEntry head_quantile;
 extern const QuantizerEntry int4;
 extern const QuantizerEntry int8;
 extern const QuantizerEntry kivi;
+extern const QuantizerEntry nf4;
 extern const QuantizerEntry vidkv;
 extern const QuantizerEntry xquant;
 

@@ -111,8 +111,7 @@ constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
     {"q4", "int4"},
     {"4bit", "int4"},
     {"iq4_nl", "int4"},
-    {"fp4", "int4"},
-    {"nf4", "int4"},
+    {"fp4", "nf4"},
     {"fp16", "f16"},
     {"float16", "f16"},
     {"half", "f16"},
@@ -135,8 +134,8 @@ constexpr std::string_view kNoPruning =
     "it drops visual tokens while the prompt is computed; rules here drop cached ones, for example "
     "snapkv or prefixkv";
 constexpr std::string_view kNoCodebooks =
-    "it needs codebooks, sketches or sparse outliers, which no format here has; the nearest are "
-    "kivi and int4,rotate=hadamard";
+    "it needs learned codebooks, sketches or sparse outliers, which no format here has; the nearest "
+    "are kivi, nf4 and int4,rotate=hadamard";
 constexpr std::string_view kNoSparseReading =
     "it keeps every token and reads some of them a step; rules here evict, for example snapkv";
 constexpr std::pair<std::string_view, std::string_view> kNotBuilt[] = {

@@ -34,6 +34,9 @@ using testlife::name_of_spec;
 
 constexpr const char* kSpecs[] = {"int8",
                                   "int4",
+                                  "nf4",
+                                  "nf4,group=32",
+                                  "nf4,group=128,meta=f32",
                                   "kivi,bits=1",
                                   "kivi",
                                   "kivi,bits=3",
@@ -427,9 +430,9 @@ TEST_F(PackedLanes, AttentionOverEveryFormat) {
 /// are met by scores that rise slowly and fast. Large values have scales of 32 and more.
 TEST_F(PackedLanes, ScoresThatRise) {
   const std::vector<int> lengths = {32, 301, 1, 45, 1100};
-  for (const char* spec :
-       {"int8", "int4", "kivi,bits=1", "kivi", "kivi,bits=3", "kivi,bits=5", "head_quantile",
-        "vidkv", "vidkv,key_bits=1", "vidkv,value_axis=token", "vidkv,value_bits=2"}) {
+  for (const char* spec : {"int8", "int4", "nf4", "nf4,group=32", "kivi,bits=1", "kivi",
+                           "kivi,bits=3", "kivi,bits=5", "head_quantile", "vidkv",
+                           "vidkv,key_bits=1", "vidkv,value_axis=token", "vidkv,value_bits=2"}) {
     for (const auto& [head_dim, q_per_kv] :
          {std::pair(128, 1), std::pair(128, 4), std::pair(128, 7), std::pair(64, 4),
           std::pair(80, 3), std::pair(96, 2), std::pair(256, 7)}) {
@@ -740,9 +743,9 @@ TEST_P(LongLanes, CompanyChangesNoBitOfEvenBlocks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, LongLanes,
-                         ::testing::Values("int4", "kivi,bits=1", "kivi", "kivi,bits=3", "xquant",
-                                           "vidkv", "vidkv,value_axis=token", "vidkv,value_bits=1",
-                                           "vidkv,key_bits=2,value_bits=2"),
+                         ::testing::Values("int4", "nf4", "kivi,bits=1", "kivi", "kivi,bits=3",
+                                           "xquant", "vidkv", "vidkv,value_axis=token",
+                                           "vidkv,value_bits=1", "vidkv,key_bits=2,value_bits=2"),
                          name_of_spec);
 
 /// Where nobody wants the weights of f16 rows, their softmax is deferred.

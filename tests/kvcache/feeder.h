@@ -176,6 +176,8 @@ inline SequenceSize size_of(const std::vector<int16_t>& prompt, int steps) {
 inline constexpr const char* kSpecs[] = {
     "int8",
     "int4",
+    "nf4",
+    "nf4,group=32,meta=f32",
     "kivi,group=8,residual=16",
     "kivi,bits=4,group=8,residual=16",
     "kivi,bits=3,group=4,residual=8",
@@ -271,6 +273,7 @@ inline constexpr const char* kSpecs[] = {
     "h2o,keep=0.4 + head_quantile + kivi,scope=text,group=8,residual=16",
     "streaming,keep=0.5 + calibquant,bits=2 + int4,scope=text",
     "h2o,keep=0.5 + int4",
+    "h2o,keep=0.5 + nf4",
     "h2o,keep=0.5 + kivi,group=8,residual=16",
     "snapkv,keep=0.5,window=8 + calibquant",
     "elastic,keep=0.5 + kivi,group=8,residual=16",

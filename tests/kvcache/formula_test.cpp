@@ -67,9 +67,10 @@ INSTANTIATE_TEST_SUITE_P(
                     Row{"f32", 2 * 327155712ull, 2 * 240844800ull},
                     Row{"kivi", 112459776, 50563072}, Row{"asymkv", 104333312, 43266048},
                     Row{"head_quantile", 44048384, 20644736}, Row{"calibquant", 45088768, 20758528},
-                    Row{"calibquant,bits=2", 63963136, 35438592},
-                    Row{"xquant", 102285312, 41438720}, Row{"vidkv", 51970560, 33324480},
-                    Row{"vidkv,protect=0.2", 53990272, 34663664}),
+                    Row{"calibquant,bits=2", 63963136, 35438592}, Row{"nf4", 86900736, 63974400},
+                    Row{"nf4,group=32", 92012544, 67737600},
+                    Row{"nf4,group=128", 84344832, 62092800}, Row{"xquant", 102285312, 41438720},
+                    Row{"vidkv", 51970560, 33324480}, Row{"vidkv,protect=0.2", 53990272, 34663664}),
     [](const testing::TestParamInfo<Row>& row) {
       std::string name = row.param.spec;
       for (char& c : name) {

@@ -121,7 +121,7 @@ TEST(RefusedSpec, NamesOfOtherPrograms) {
   for (const auto& [name, meant] :
        {std::pair("KIVI", "kivi"), std::pair("PrefixKV", "prefixkv"), std::pair("F16", "f16"),
         std::pair("q8_0", "int8"), std::pair("Q4_0", "int4"), std::pair("fp8", "int8"),
-        std::pair("fp8_e4m3", "int8"), std::pair("nf4", "int4"), std::pair("fp16", "f16"),
+        std::pair("fp8_e4m3", "int8"), std::pair("fp4", "nf4"), std::pair("fp16", "f16"),
         std::pair("bfloat16", "bf16"), std::pair("float32", "f32"),
         std::pair("QuaRot", "int4,rotate=hadamard"), std::pair("int2", "kivi,bits=2"),
         std::pair("INT3", "kivi,bits=3")}) {

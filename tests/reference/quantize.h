@@ -16,9 +16,27 @@ namespace kvlm::reference {
 /// Which elements share a scale.
 enum class Axis { kHead, kChannel, kToken };
 
+/// The codebook of NF4 (QLoRA, appendix E; bitsandbytes/functional.py).
+inline constexpr double kNormalFloats[16] = {-1,
+                                             -0.6961928009986877,
+                                             -0.5250730514526367,
+                                             -0.39491748809814453,
+                                             -0.28444138169288635,
+                                             -0.18477343022823334,
+                                             -0.09105003625154495,
+                                             0,
+                                             0.07958029955625534,
+                                             0.16093020141124725,
+                                             0.24611230194568634,
+                                             0.33791524171829224,
+                                             0.44070982933044434,
+                                             0.5626170039176941,
+                                             0.7229568362236023,
+                                             1};
+
 /// Channels that are coded alike.
 struct Section {
-  enum class Kind { kAffine, kTernary, kSign };
+  enum class Kind { kAffine, kTernary, kSign, kNf4 };
   enum class Scale { kMean, kNonZero, kUnit };
 
   Kind kind = Kind::kAffine;
@@ -42,6 +60,7 @@ struct Section {
 
   size_t row_bytes() const {
     if (kind == Kind::kSign) return (channels + 7) / 8;
+    if (kind == Kind::kNf4) return (channels + 1) / 2;
     if (kind == Kind::kAffine) return (channels * static_cast<size_t>(bits) + 7) / 8;
     return five_to_a_byte ? (channels + 4) / 5 : (2 * channels + 7) / 8;
   }
@@ -53,6 +72,10 @@ struct Section {
       case Kind::kSign:
         if (channel < split) return scale_of_group * (code == 0 ? low : high);
         return scale_of_group * (code == 0 ? low_after : high_after);
+      case Kind::kNf4:  // read as integers
+        return static_cast<float>(static_cast<double>(scale_of_group) *
+                                  std::nearbyint(127 * kNormalFloats[static_cast<size_t>(code)]) /
+                                  127);
       case Kind::kAffine:
         break;
     }
@@ -176,6 +199,22 @@ inline Group sign_group(const std::vector<float>& x) {
   return group;
 }
 
+/// The nearest number of the codebook to x / max |x|, the lower one of two as near.
+inline Group nf4_group(const std::vector<float>& x) {
+  Group group;
+  for (const float value : x) group.scale = std::max(group.scale, std::abs(value));
+  for (const float value : x) {
+    const double place = group.scale == 0 ? 0 : static_cast<double>(value / group.scale);
+    int best = 0;
+    for (int code = 1; code < 16; ++code) {
+      if (std::abs(kNormalFloats[code] - place) < std::abs(kNormalFloats[best] - place))
+        best = code;
+    }
+    group.codes.push_back(best);
+  }
+  return group;
+}
+
 /// The codes of a group, and its scale and zero point as they are stored. `layer` has the numbers
 /// that it shares a range with, itself among them; or none.
 inline Group pack_group(const Section& section, bool f32_meta, const std::vector<float>& x,
@@ -183,6 +222,7 @@ inline Group pack_group(const Section& section, bool f32_meta, const std::vector
   Group group = section.kind == Section::Kind::kAffine
                     ? affine_group(section, x, layer.empty() ? x : layer)
                 : section.kind == Section::Kind::kTernary ? ternary_group(section, x)
+                : section.kind == Section::Kind::kNf4     ? nf4_group(x)
                                                           : sign_group(x);
   if (!f32_meta) {
     group.scale = as_f16(group.scale);

@@ -250,8 +250,12 @@ inline Packer packer_alone(const OptionValues& options, const CacheShape& shape,
   int tail = with_retention ? 32 : 0;
   if (options.text("tail_keep") != "auto") tail = options.integer("tail_keep");
   Packer packer;
-  if (name == "int4" || name == "int8") {
-    packer.keys = affine_scheme(Axis::kToken, name == "int4" ? 4 : 8, dim, dim, f32_meta);
+  if (name == "int4" || name == "int8" || name == "nf4") {
+    packer.keys = affine_scheme(Axis::kToken, name == "int8" ? 8 : 4, dim, dim, f32_meta);
+    if (name == "nf4") {
+      packer.keys.group = static_cast<size_t>(options.integer("group"));
+      packer.keys.sections[0].kind = Section::Kind::kNf4;
+    }
     packer.keys.hold = tail;
     packer.keys.trigger = tail + 1;
     packer.values = packer.keys;

@@ -55,7 +55,7 @@ std::string warning(const WeightMap& weights, const std::string& spec) {
 /// 400 is 800 spreads: more than 2.5 * 15, and of 8 bits more than 2.5 * 255.
 TEST(LoudKeyBias, OfPoliciesThatGiveAKeyOneScale) {
   const WeightMap loud = weights_with(-400);
-  for (const char* spec : {"int4", "int8", "head_quantile", "head_quantile,bits=4",
+  for (const char* spec : {"int4", "int8", "nf4", "head_quantile", "head_quantile,bits=4",
                            "snapkv,keep=0.5 + int4", "head_quantile,bits=2 + int4,scope=text"}) {
     EXPECT_THAT(warning(loud, spec),
                 AllOf(HasSubstr("in 1 of 2 layers a bias of k_proj is too large"),
