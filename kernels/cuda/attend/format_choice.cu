@@ -25,7 +25,7 @@ size_t meta_alignment(const PackedFormat& format) {
 bool is_scaled_simply(const PackedFormat& format, int head_dim) {
   const bool by_token = format.axis == ScaleAxis::kToken;
   if (format.meta != DType::kF16 || format.channels() != head_dim ||
-      (by_token && format.group_size != head_dim && format.group_size != kChannelGroup)) {
+      (has_groups(format) && format.group_size != 32 && format.group_size != 64)) {
     return false;
   }
   bool stored = true;

@@ -10,12 +10,16 @@
 // Which packed rows the kernels that attend on the tensor cores can read.
 namespace kvlm::cuda::packed {
 
+/// Whether a token has several scales.
+inline bool has_groups(const PackedFormat& format) {
+  return format.axis == ScaleAxis::kToken && format.group_size < format.channels();
+}
+
 /// Whether codec C, scaled so, reads a format.
 template <class C, Scaled kScaled>
 bool is_read_by(const PackedFormat& format) {
-  const bool grouped = format.axis == ScaleAxis::kToken && format.group_size == kChannelGroup;
   if ((format.axis == ScaleAxis::kChannel) != (kScaled == Scaled::kChannel) ||
-      grouped != (kScaled == Scaled::kToken32)) {
+      (has_groups(format) ? format.group_size : 0) != scaled_group(kScaled)) {
     return false;
   }
   if (format.sections != static_cast<int>(C::kSections.size())) return false;

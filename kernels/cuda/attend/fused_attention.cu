@@ -124,8 +124,7 @@ bool find_sources(std::span<const SlotRun> keys, FusedLane& made) {
     for (size_t i = 0; i < keys.size(); ++i) {
       const SlotRun& run = keys[i];
       if ((run.format != nullptr) != packed) continue;
-      const bool grouped = packed && run.format->axis == ScaleAxis::kToken &&
-                           run.format->group_size == kChannelGroup;
+      const bool grouped = packed && has_groups(*run.format);
       const auto end = known.begin() + made.sources;
       const auto at = std::find_if(known.begin(), end, [&](const Query& query) {
         return query.q == run.q && (!packed || query.grouped == grouped);

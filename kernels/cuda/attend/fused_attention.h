@@ -13,7 +13,13 @@ enum class Scaled {
   kChannel,  ///< by channel, alike for the rows of a block
   kToken,    ///< by one number a row, or by one for all (ScaleAxis::kHead)
   kToken32,  ///< by one number for each 32 channels of a row
+  kToken64,  ///< by one number for each 64 channels of a row
 };
+
+/// Channels of a token that share one of its scales; 0: all, or scales are of channels.
+constexpr int scaled_group(Scaled scaled) {
+  return scaled == Scaled::kToken32 ? 32 : scaled == Scaled::kToken64 ? 64 : 0;
+}
 
 /// What the launches of a layer share beside AttendArgs.
 struct FusedArgs {

@@ -42,7 +42,7 @@ struct QuerySources {
       }
       if (met < 0) continue;
       const float* q = runs[met].run.q != nullptr ? runs[met].run.q : lane_q;
-      at(i).fill(q, kKeys == Scaled::kToken32, args.q_per_kv, first_query, args.scale);
+      at(i).fill(q, scaled_group(kKeys) != 0, args.q_per_kv, first_query, args.scale);
     }
     __syncthreads();
   }
@@ -65,7 +65,7 @@ __device__ __forceinline__ void fetch(const Place& place, const Item& item, Side
     row_affine = row_meta(place.meta != 0, place.scales + at,
                           (kZeros ? place.zeros : place.scales) + at, row, rows);
     if constexpr (!kZeros) row_affine ^= 0x80000000u;  // minus the scale
-  } else if (kScaled == Scaled::kToken32 || channels) {
+  } else if (scaled_group(kScaled) != 0 || channels) {
     to.copy_meta(place.scales + at, place.zeros + at, row, rows, place.meta);
   }
 }
@@ -101,7 +101,8 @@ __device__ __forceinline__ void score_item(const QuerySource<K, kGroups>& source
       keys.template score_codes<true>(codes, source, row_affine, my, scores);
     } else {
       const std::byte* scales = stage.group_scales(item.row[kKeySide]);
-      keys.score_grouped(codes, scales, scales + kZerosAt, source, my, scores);
+      keys.template score_grouped<scale_groups(kKeys, K::kDim)>(codes, scales, scales + kZerosAt,
+                                                                source, my, scores);
     }
   }
 }
@@ -184,8 +185,9 @@ class ItemSums {
   static __device__ bool has_large_scale(const std::byte* scales, uint32_t row_affine) {
     if constexpr (kValues == Scaled::kToken) {
       return fabsf(two_floats(row_affine).x) >= kLargeScale;
-    } else if constexpr (kValues == Scaled::kToken32) {
-      const GroupHalves<channel_groups(V::kDim)> s(scales, static_cast<int>(threadIdx.x % 32));
+    } else if constexpr (scaled_group(kValues) != 0) {
+      const GroupHalves<scale_groups(kValues, V::kDim)> s(scales,
+                                                          static_cast<int>(threadIdx.x % 32));
       __half2 most = __habs2(*reinterpret_cast<const __half2*>(&s.pairs[0]));
 #pragma unroll
       for (size_t i = 1; i < sizeof s / 4; ++i) {

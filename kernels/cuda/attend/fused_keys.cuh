@@ -333,16 +333,17 @@ class Keys {
     }
   }
 
-  /// The same of codes with scales for each 32 channels of a row.
-  ///   scales, zeros  (32, groups) halves in shared memory
+  /// The same of codes with kScales scales for groups of a row's channels.
+  ///   scales, zeros  (32, kScales) halves in shared memory
+  template <int kScales>
   __device__ void score_grouped(const std::byte* codes, const std::byte* scales,
                                 const std::byte* zeros, const Source& source,
                                 const OperandThread& my, Scores<kGroups>& scores) const {
     static_assert(kDim % kChannelGroup == 0);
 #pragma unroll
     for (int tile = 0; tile < kItemTiles; ++tile) {
-      score_groups(codes + tile * kTileSlots * K::kStride, tile * kTileSlots + my.row, scales,
-                   zeros, source, my, scores.of[tile]);
+      score_groups<kScales>(codes + tile * kTileSlots * K::kStride, tile * kTileSlots + my.row,
+                            scales, zeros, source, my, scores.of[tile]);
     }
   }
 
@@ -352,13 +353,14 @@ class Keys {
   }
 
   /// Of the tile whose codes are `codes`; the thread's slots are `slot` and 8 further.
+  template <int kScales>
   __device__ void score_groups(const std::byte* codes, int slot, const std::byte* scales,
                                const std::byte* zeros, const Source& source,
                                const OperandThread& my, float (&scores)[kGroups][2]) const {
     constexpr int kWords = kWidth == 8 ? 2 : 1;  // of 8 channels
     constexpr int kWordPairs = 4 / kWords;
     constexpr int kChannelGroups = channel_groups(kDim);
-    using Halves = GroupHalves<kChannelGroups>;
+    using Halves = GroupHalves<kScales>;
     const Halves s[2] = {{scales, slot}, {scales, slot + 8}};
     constexpr bool kZeros = codecs::CodeOf<K>::kZeroStored;
     const Halves z[2] = {{kZeros ? zeros : scales, slot}, {kZeros ? zeros : scales, slot + 8}};
@@ -375,6 +377,7 @@ class Keys {
         words[side][0] = __byte_perm(x, y, 0x5410);
         if constexpr (kWords == 2) words[side][1] = __byte_perm(x, y, 0x7632);
       }
+      const int scale = channels * kScales / kChannelGroups;
       float products[kGroups][4] = {};
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
@@ -395,8 +398,8 @@ class Keys {
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
           const float product = products[group][2 * side] + products[group][2 * side + 1];
-          scores[group][side] += s[side][channels] * unit_[group] * product +
-                                 (kZeros ? 1.0f : codecs::CodeOf<K>::kOffset) * z[side][channels] *
+          scores[group][side] += s[side][scale] * unit_[group] * product +
+                                 (kZeros ? 1.0f : codecs::CodeOf<K>::kOffset) * z[side][scale] *
                                      source.sums[channels][group * kGroupQueries + my.quarter];
         }
       }

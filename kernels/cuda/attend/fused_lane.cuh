@@ -19,6 +19,11 @@ static_assert(kSplitParts == kWarps && kPartStep == kItemSlots);
 /// Groups of 32 channels of a row. The last may be half of one, which takes one product, not two.
 constexpr int channel_groups(int dim) { return (dim + kChannelGroup - 1) / kChannelGroup; }
 
+/// Scales of a token whose channels share them in groups.
+constexpr int scale_groups(Scaled scaled, int dim) {
+  return scaled == Scaled::kToken64 ? dim / 64 : channel_groups(dim);
+}
+
 /// Bytes between the quarters of a row's scales in shared memory, which four threads read at a
 /// time: without them two would lie in the same banks.
 constexpr int quarter_pad(int dim) { return dim / 2 % 64 == 0 ? 16 : 0; }

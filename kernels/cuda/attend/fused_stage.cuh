@@ -11,7 +11,8 @@ namespace kvlm::cuda::packed {
 template <class C, Scaled kScaled, bool kQuartersApart>
 struct StageOf {
   static constexpr int kDim = C::kDim;
-  static constexpr int kRowMeta = 2 * channel_groups(kDim);  // bytes of scales of a row's groups
+  static constexpr int kRowMeta =
+      2 * scale_groups(kScaled, kDim);  // bytes of scales of a row's groups
   /// Whether those lie at no multiple of what one copy takes.
   static constexpr bool kSkewed = (kRowMeta & (kRowMeta - 1)) != 0;
   static constexpr int kPad = kQuartersApart ? quarter_pad(kDim) : 0;
@@ -81,7 +82,7 @@ struct StageOf {
         copy_some(to + at, (scale ? scales : zeros) + chunk * 16,
                   rows > 0 && (scale || chunk * 8 < stored) ? 16 : 0);
       }
-    } else if constexpr (kScaled == Scaled::kToken32) {
+    } else if constexpr (scaled_group(kScaled) != 0) {
       constexpr int kSize = kSkewed ? 8 : kRowMeta;
       const int at = row * kRowMeta - skew(row) + lane * kSize;
       const int left = skew(row) + rows * kRowMeta - lane * kSize;

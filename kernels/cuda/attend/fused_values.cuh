@@ -19,7 +19,7 @@ template <class V, Scaled kScaled>
 struct ValuesLayout {
   static constexpr int kDim = V::kDim;
   static constexpr int kWidth = V::kWidth;
-  static constexpr bool kGrouped = kScaled == Scaled::kToken32;
+  static constexpr bool kGrouped = scaled_group(kScaled) != 0;
   static constexpr int kStride = WideRows<V>::kStride;
   static constexpr bool kWidened = WideRows<V>::kBytes > 0;
   /// Codes lie side by side, so that nobody has to ask the codec where one is.
@@ -51,9 +51,9 @@ struct ValuesLayout {
     if (!kByColumns) return (half ? 2 : 4) * row;
     return kSwapped ? row % 4 * 8 + row / 4 * 4 : row * kUnit;
   }
-  /// The group of 32 channels that the numbers of a product are in (kGrouped).
+  /// The group of channels, by scales, that the numbers of a product are in (kGrouped).
   static constexpr __device__ int group(int number) {
-    return first_channel(number) / kChannelGroup;
+    return first_channel(number) / std::max(scaled_group(kScaled), kChannelGroup);
   }
   /// The place of a number among the codes of a word.
   static constexpr __device__ int place(int number) {
@@ -127,6 +127,7 @@ class Values {
   static constexpr int kDim = V::kDim;
   static constexpr int kSteps = kDim / 16;
   static constexpr int kChannelGroups = channel_groups(kDim);
+  static constexpr int kScaleGroups = scale_groups(kScaled, kDim);
   using Layout = ValuesLayout<V, kScaled>;
   using Weights = ItemWeights<Layout, kGroups>;
   static constexpr int kNumbers = Layout::kNumbers;
@@ -159,7 +160,7 @@ class Values {
   }
 
   /// Adds an item of codes in shared memory.
-  ///   scales, zeros  kToken32: (32, groups) halves in shared memory; ternary digits have no zeros
+  ///   scales, zeros  of groups: (32, groups) halves in shared memory; zeros may be implied
   ///   of_row  kToken: scale and zero point of the item's row `warp_lane` as two halves
   __device__ void add_codes(const std::byte* codes, const std::byte* scales, const std::byte* zeros,
                             uint32_t of_row, const Weights& weights, const OperandThread& my) {
@@ -186,10 +187,10 @@ class Values {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       const float sum = codes ? zeros_[group][0] + zeros_[group][1] : 0.0f;
-      float zeros[kChannelGroups];
+      float zeros[kScaleGroups];
 #pragma unroll
-      for (int g = 0; g < kChannelGroups; ++g) {
-        zeros[g] = kScaled == Scaled::kToken32 ? __shfl_sync(kAll, sum, g * 4 + my.quarter) : sum;
+      for (int g = 0; g < kScaleGroups; ++g) {
+        zeros[g] = Layout::kGrouped ? __shfl_sync(kAll, sum, g * 4 + my.quarter) : sum;
       }
 #pragma unroll
       for (int number = 0; number < kNumbers; ++number) {
@@ -326,7 +327,7 @@ class Values {
 
   /// What the slots of a tile are scaled by, in the pairs that a thread has.
   struct TileScales {
-    static constexpr int kScales = Layout::kGrouped ? kChannelGroups : 1;
+    static constexpr int kScales = Layout::kGrouped ? kScaleGroups : 1;
     uint32_t scales[kScales][2];
     /// Of group row % kScales; ones where channels are scaled.
     uint32_t zeros[2];
@@ -463,7 +464,9 @@ class Values {
     for (int g = 0; g < kChannelGroups; ++g) {
       uint32_t b[kGroups][2];
 #pragma unroll
-      for (int group = 0; group < kGroups; ++group) of_tile.weigh(weights[group], g, b[group]);
+      for (int group = 0; group < kGroups; ++group) {
+        of_tile.weigh(weights[group], g * kScaleGroups / kChannelGroups, b[group]);
+      }
 #pragma unroll
       for (int step = 2 * g; step < (Layout::is_half(g) ? 2 * g + 1 : 2 * g + 2); ++step) {
         uint32_t a[4];
@@ -483,8 +486,8 @@ class Values {
 
   float total_[kByBlock ? kGroups : 1][kNumbers] = {};
   float products_[kGroups][kSteps][4] = {};
-  /// Sums of weights times zero points, or of weights (kChannel). Rows are equal, but for kToken32:
-  /// row r has those of group r % kChannelGroups.
+  /// Sums of weights times zero points, or of weights (kChannel). Rows are equal, but where a token
+  /// has several: row r has those of group r % kScaleGroups.
   float zeros_[kGroups][4] = {};
 };
 

@@ -17,7 +17,7 @@ set(one_pass
   "Bits8 kToken Bits8 kToken 64 80 96 128 256"
   "Bits2 kToken32 Bits2 kToken32 64 96 128 256"
   "Nf4 kToken Nf4 kToken 64 128"
-  "Nf4 kToken32 Nf4 kToken32 64 128"
+  "Nf4 kToken64 Nf4 kToken64 128"
   "Bits21 kChannel Trit5 kChannel 128"
   "Bits21 kChannel Trit5 kToken32 128"
   "Bits21 kChannel Trit2b kChannel 128"
@@ -41,6 +41,7 @@ set(key_pass
   "Bits8 kToken 64 80 96 128 256"
   "Nf4 kToken 64 128"
   "Nf4 kToken32 64 128"
+  "Nf4 kToken64 128"
   "Bits21 kChannel 128")
 set(value_pass
   "Bits1 kToken32 64 128"
@@ -57,6 +58,7 @@ set(value_pass
   "Bits8 kToken 64 80 96 128 256"
   "Nf4 kToken 64 128"
   "Nf4 kToken32 64 128"
+  "Nf4 kToken64 128"
   "Bits1 kChannel 64 128"
   "Bits2 kChannel 64 128"
   "Bits4 kChannel 64 128"

@@ -69,6 +69,15 @@ TEST(FusedChoice, CodesByTokenGiveWeightsInOnePass) {
   }
 }
 
+TEST(FusedChoice, CodebooksHaveOnePassByTokenAndBy64Channels) {
+  for (const int head_dim : {64, 128}) {
+    EXPECT_NE(kernel_of("nf4", head_dim), 0) << head_dim;
+    EXPECT_NE(kernel_of("nf4,group=128", head_dim), 0) << head_dim;
+    EXPECT_EQ(kernel_of("nf4,group=32", head_dim), 0) << head_dim;
+  }
+  EXPECT_EQ(kernel_of("nf4", 256), 0);
+}
+
 TEST(FusedChoice, VidKvIsServedAt128) {
   for (const char* spec :
        {"vidkv", "vidkv,profile=official", "vidkv,profile=paper", "vidkv,value_axis=token",
