@@ -51,8 +51,9 @@ struct AffineRange {
   }
 };
 
-/// The range [low, high], both ends times kappa, in 2^bits - 1 steps.
+/// The range [low, high], both ends times kappa, in 2^bits - 1 steps. Ends of no numbers: 0 alone.
 VLM_HD inline AffineRange affine_range(float low, float high, int levels, float kappa) noexcept {
+  if (!(low <= high)) low = high = 0;
   AffineRange range;
   range.start = kappa * low;
   range.levels = levels;

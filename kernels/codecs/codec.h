@@ -11,48 +11,37 @@
 // codes are the enumerators of CodeFormat. Each has a struct Code<> in a file of this folder, which
 // list.h includes; packing, unpacking and attention of both devices ask it for what they need.
 //
-//   kBits       bits of a stored code, lowest first; 0: codes lie otherwise
-//   kMaxCode    the greatest stored code
+//   kBits        bits of a stored code, lowest first; 0: codes lie otherwise
+//   kMaxCode     the greatest stored code
 //   kUnitCodes, kUnitBytes
-//               so many codes fill so many whole bytes: the unit of packing
-//   kRule       the rule that makes the codes; kSign makes those of 1 bit too
-//   pack(to, codes, n)
-//               writes a unit of n <= kUnitCodes codes, one byte each; a shorter one ends a token
-//   at(row, i)  the integer c that attention multiplies for code i of a row: x = slope * s * c + z.
-//               The definition for all decoders
+//                so many codes fill so many whole bytes: the unit of packing
+//   kRule        the rule that makes the codes; kSign makes those of 1 bit too
+//   pack()       writes a unit of n codes, one byte each; one of n < kUnitCodes ends a token
+//   at()         the integer c that attention multiplies for code i: the definition for decoders
 //   kZeroStored, kSlope, kOffset
-//               what c means by default: z is stored, or is kOffset * s (PackedSection)
+//                what c means by default: z is stored, or is kOffset * s (PackedSection)
+//   kValues      of a codebook: (16,) T, ascending from -1 to 1. x becomes the code of the T
+//                nearest to x / max |x|; a tie goes down
+//   kIntegers    of a codebook: (16,) c of every stored code
+//   kZeroCode    of a codebook: the code of 0, which NaN gets too
 //
-// A codebook of 16 numbers T has besides
+// On the tensor cores (kernels/cuda/attend/fused_*.cuh) a struct of the same file reads the codes
+// of a token from shared memory and widens them to integers of kWidth bits, lowest first in words.
+// It is a template over the channels of a token, a multiple of 16, named in instances.cmake, with
 //
-//   kValues     (16,) T, ascending from -1 to 1: x becomes the code of the T nearest to x / max
-//   |x|;
-//               a tie goes down
-//   kIntegers   (16,) c of every stored code
-//   kZeroCode   the code of 0, which NaN gets too
-//
-// Attention on the tensor cores (kernels/cuda/attend/fused_*.cuh) reads the codes of a token from
-// shared memory by a struct of the same file. It widens what is stored to integers of kWidth bits,
-// lowest first in words. It is a template over the channels of a token, a multiple of 16, with
-//
-//   kDim       the channels
-//   kSections  the codes that it reads
-//   kWidth     1, 2, 4 or 8: bits of a widened integer
-//   kRowBytes  of a token as it is stored
-//   kStride    bytes from a token to the next in shared memory: kRowBytes, or a multiple of 16
-//              above, so that tokens fall into different banks
-//   quarter()  integers of a quarter of a token, neighbouring channels; bits after them are
-//   anything four()     integers of 4 neighbouring channels: part 0..7 of a group of 32; bits above
-//   them are
-//              anything up to the 16th (kWidth up to 4). Values of whole 16 bytes, of kWidth bits a
-//              channel or widened, are read without it, by columns of shared memory (ValuesLayout
-//              in kernels/cuda/attend/fused_values.cuh)
+//   kDim         the channels
+//   kSections    the codes that it reads
+//   kWidth       1, 2, 4 or 8: bits of a widened integer
+//   kRowBytes    of a token as it is stored
+//   kStride      bytes to the next token in shared memory: kRowBytes, or a multiple of 16 above, so
+//                that tokens fall into different banks
+//   quarter()    integers of a quarter of a token; after the last is anything
+//   four()       integers of 4 channels: part 0..7 of a group of 32. Bits above them are anything
+//                up to the 16th (kWidth up to 4). Not for V of whole 16 bytes (ValuesLayout)
 //   widen_row(), kWideStride
-//              optional: what a thread does with a token of V before it is read, after which
-//              integers of kWidth bits are adjacent; and the bytes to the next widened token
-//   prepare()  optional: what a block of threads does before it reads codes
-//
-// and is named in kernels/cuda/attend/instances.cmake.
+//                optional: what a thread does with a token of V before it is read, and the bytes to
+//                the next widened token; 0: nothing
+//   prepare()    optional: what a block of threads does before it reads codes
 namespace kvlm {
 
 /// The codes. A row packs those of one token, channel by channel, least significant bits first.

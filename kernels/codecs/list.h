@@ -3,9 +3,7 @@
 #include "kernels/codecs/bits.h"
 #include "kernels/codecs/bits21.h"
 #include "kernels/codecs/nf4.h"
-#include "kernels/codecs/trit2b.h"
-#include "kernels/codecs/trit5.h"
-#include "kernels/codecs/widened_bits.h"
+#include "kernels/codecs/trits.h"
 
 namespace kvlm {
 
@@ -61,23 +59,14 @@ VLM_HD constexpr int code_at(const uint8_t* row, CodeFormat format, int i) noexc
   return with_code(format, [row, i](auto code) { return code.at(row, i); });
 }
 
-/// Writes unit `unit` of a row of `count` stored codes, which are a byte each.
-VLM_HD constexpr void pack_unit(uint8_t* row, CodeFormat format, const uint8_t* codes, int count,
-                                int unit) noexcept {
+/// Writes the units from `first` on, at most `units`, of a row of `count` stored codes, which are a
+/// byte each.
+VLM_HD constexpr void pack_row(uint8_t* row, CodeFormat format, const uint8_t* codes, int count,
+                               int first = 0, int units = 1 << 30) noexcept {
   with_code(format, [=](auto code) {
-    const int n = count - unit * code.kUnitCodes;
-    code.pack(row + unit * code.kUnitBytes, codes + unit * code.kUnitCodes,
-              n < code.kUnitCodes ? n : code.kUnitCodes);
-  });
-}
-
-/// Writes a row of `count` stored codes, which are a byte each.
-VLM_HD constexpr void pack_row(uint8_t* row, CodeFormat format, const uint8_t* codes,
-                               int count) noexcept {
-  with_code(format, [=](auto code) {
-    for (int first = 0, unit = 0; first < count; first += code.kUnitCodes, ++unit) {
-      const int n = count - first;
-      code.pack(row + unit * code.kUnitBytes, codes + first,
+    for (int i = first; i < first + units && i * code.kUnitCodes < count; ++i) {
+      const int n = count - i * code.kUnitCodes;
+      code.pack(row + i * code.kUnitBytes, codes + i * code.kUnitCodes,
                 n < code.kUnitCodes ? n : code.kUnitCodes);
     }
   });

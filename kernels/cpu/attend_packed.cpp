@@ -90,9 +90,6 @@ void unpack_row(const uint8_t* row, size_t count, uint8_t* out) {
   }
 }
 using UnpackRow = void (*)(const uint8_t* row, size_t count, uint8_t* out);
-UnpackRow unpacker(CodeFormat format) {
-  return with_code(format, [](auto code) -> UnpackRow { return unpack_row<decltype(code)>; });
-}
 
 HWY_INLINE FloatVec load_codes(const uint8_t* codes) {
   const Floats d;
@@ -187,7 +184,8 @@ class BlockReader {
         channels_(static_cast<size_t>(format.channels())),
         row_bytes_(format.row_bytes()) {
     for (size_t i = 0; i < static_cast<size_t>(format.sections); ++i) {
-      unpack_row_[i] = unpacker(format.section[i].code);
+      unpack_row_[i] = with_code(format.section[i].code,
+                                 [](auto code) -> UnpackRow { return unpack_row<decltype(code)>; });
     }
   }
 

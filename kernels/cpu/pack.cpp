@@ -31,38 +31,24 @@ float quantile(std::span<float> values, float alpha) {
   return low + static_cast<float>(at - static_cast<double>(below)) * (high - low);
 }
 
-/// The range of values[i], i < n, `stride` apart; NaN is passed over.
-class GroupRange {
- public:
-  void add(const float* x, size_t n) {
-    for (size_t i = 0; i < n; ++i) {
-      low_ = x[i] < low_ ? x[i] : low_;
-      high_ = x[i] > high_ ? x[i] : high_;
-    }
-  }
-  AffineRange range(const PackRule& rule, int levels) const {
-    if (!(low_ <= high_)) return quantize::affine_range(0, 0, levels, 1);  // nothing but NaN
-    return quantize::affine_range(low_, high_, levels, rule.kappa);
-  }
-
- private:
-  float low_ = std::numeric_limits<float>::infinity();
-  float high_ = -std::numeric_limits<float>::infinity();
-};
-
-/// The range of a group that is gathered in `values`, which are put in another order.
+/// The range of a group in `values`, which quantiles put in another order; NaN is passed over.
 AffineRange range_of(std::span<float> values, const PackRule& rule, int levels) {
+  float low = std::numeric_limits<float>::infinity();
+  float high = -low;
   if (rule.alpha == 0) {
-    GroupRange group;
-    group.add(values.data(), values.size());
-    return group.range(rule, levels);
+    for (const float x : values) {
+      low = x < low ? x : low;
+      high = x > high ? x : high;
+    }
+    return quantize::affine_range(low, high, levels, rule.kappa);
   }
   const auto numbers =
       std::remove_if(values.begin(), values.end(), [](float x) { return std::isnan(x); });
   values = values.first(static_cast<size_t>(numbers - values.begin()));
-  if (values.empty()) return quantize::affine_range(0, 0, levels, 1);
-  const float low = quantile(values, rule.alpha);
-  const float high = quantile(values, 1 - rule.alpha);
+  if (!values.empty()) {
+    low = quantile(values, rule.alpha);
+    high = quantile(values, 1 - rule.alpha);
+  }
   return quantize::affine_range(low, high, levels, rule.kappa);
 }
 
@@ -112,10 +98,10 @@ class Packer {
   }
 
  private:
-  void put_meta(size_t i, const AffineRange& range, const PackRule& rule) {
+  void put_meta(size_t scale, size_t zero, const AffineRange& range, const PackRule& rule) {
     const AffineMeta meta = quantize::affine_meta(range, rule);
-    quantize::store_meta(job_.scales, format_.meta, i, meta.scale);
-    quantize::store_meta(job_.zeros, format_.meta, i, meta.zero);
+    quantize::store_meta(job_.scales, format_.meta, scale, meta.scale);
+    quantize::store_meta(job_.zeros, format_.meta, zero, meta.zero);
   }
 
   void pack_head(const AffineRange* shared) {
@@ -127,7 +113,7 @@ class Packer {
       std::copy_n(x_, rows_ * width_, values_);
       range = range_of({values_, rows_ * width_}, rule, max_code(format_.section[0].code));
     }
-    put_meta(0, range, rule);
+    put_meta(0, 0, range, rule);
     for (size_t i = 0; i < rows_ * width_; ++i) {
       codes_[i] = static_cast<uint8_t>(range.code(x_[i], rule.rounding));
     }
@@ -141,19 +127,16 @@ class Packer {
       for (size_t g = 0; g < groups; ++g) {
         const size_t first = row * width_ + g * group;
         const size_t n = std::min(group, width_ - g * group);
-        if (rule.rule == CodeRule::kTernary) {
-          const float scale = code_ternary({x_ + first, n}, rule, codes_ + first, 1);
-          quantize::store_meta(job_.scales, format_.meta, row * groups + g, scale);
-          continue;
-        }
-        if (rule.rule == CodeRule::kCodebook) {
-          const float scale = code_by_codebook({x_ + first, n}, codes_ + first);
+        if (rule.rule != CodeRule::kAffine) {
+          const float scale = rule.rule == CodeRule::kTernary
+                                  ? code_ternary({x_ + first, n}, rule, codes_ + first, 1)
+                                  : code_by_codebook({x_ + first, n}, codes_ + first);
           quantize::store_meta(job_.scales, format_.meta, row * groups + g, scale);
           continue;
         }
         std::copy_n(x_ + first, n, values_);
         const AffineRange range = range_of({values_, n}, rule, max_code(format_.section[0].code));
-        put_meta(row * groups + g, range, rule);
+        put_meta(row * groups + g, row * groups + g, range, rule);
         for (size_t i = first; i < first + n; ++i) {
           codes_[i] = static_cast<uint8_t>(range.code(x_[i], rule.rounding));
         }
@@ -191,9 +174,7 @@ class Packer {
   void pack_affine_channel(size_t channel, size_t zero, const PackedSection& section,
                            const PackRule& rule, std::span<float> column) {
     const AffineRange range = range_of(column, rule, max_code(section.code));
-    const AffineMeta meta = quantize::affine_meta(range, rule);
-    quantize::store_meta(job_.scales, format_.meta, channel, meta.scale);
-    quantize::store_meta(job_.zeros, format_.meta, zero, meta.zero);
+    put_meta(channel, zero, range, rule);
     for (size_t row = 0; row < rows_; ++row) {
       const float x = x_[row * width_ + channel];  // quantiles have mixed up the column
       codes_[row * width_ + channel] = static_cast<uint8_t>(range.code(x, rule.rounding));

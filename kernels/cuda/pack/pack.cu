@@ -184,10 +184,8 @@ __global__ void __launch_bounds__(kThreads, 4)
     case CodeRule::kAffine: {
       const auto low = static_cast<float>(all.a);
       const auto high = static_cast<float>(all.b);
-      const int levels = max_code(section.code);
-      const bool empty = low == INFINITY && high == -INFINITY;
-      const AffineRange range = empty ? quantize::affine_range(0, 0, levels, 1)
-                                      : quantize::affine_range(low, high, levels, rule.kappa);
+      const AffineRange range =
+          quantize::affine_range(low, high, max_code(section.code), rule.kappa);
       if (stores_scale) {
         // Zero points of affine sections lie side by side.
         const bool skips = strip.section == 1 && rules.rule[0].rule != CodeRule::kAffine;
@@ -242,8 +240,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   uint8_t* to = job.codes + static_cast<size_t>(part) * kPartRows * row_bytes + strip.byte;
   for (int i = static_cast<int>(threadIdx.x); i < rows * units; i += static_cast<int>(blockDim.x)) {
     const int row = i / units;
-    pack_unit(to + static_cast<size_t>(row) * row_bytes, section.code, codes[row], strip.channels,
-              i % units);
+    pack_row(to + static_cast<size_t>(row) * row_bytes, section.code, codes[row], strip.channels,
+             i % units, 1);
   }
 }
 

@@ -197,7 +197,8 @@ __device__ inline void pack_token(float* x, const PackedFormat& format, const Pa
   if (to == nullptr) return;
   to += at * section.row_bytes();
   const int units = static_cast<int>(ceil_div(channels, unit_codes(section.code)));
-  for (int i = warp_lane_id(); i < units; i += 32) pack_unit(to, section.code, codes, channels, i);
+  for (int i = warp_lane_id(); i < units; i += 32)
+    pack_row(to, section.code, codes, channels, i, 1);
 }
 
 constexpr int kShortRow = 128;  // channels
@@ -229,9 +230,7 @@ __device__ inline void pack_short_row(const float (&x)[4], const PackedFormat& f
     low = fminf(low, __shfl_xor_sync(kAll, low, i));
     high = fmaxf(high, __shfl_xor_sync(kAll, high, i));
   }
-  const int levels = (1 << bits) - 1;
-  const AffineRange range = !(low <= high) ? quantize::affine_range(0, 0, levels, 1)
-                                           : quantize::affine_range(low, high, levels, rule.kappa);
+  const AffineRange range = quantize::affine_range(low, high, (1 << bits) - 1, rule.kappa);
   if (lane % lanes == 0) {
     const size_t group = at * static_cast<size_t>(32 / lanes) + static_cast<size_t>(lane / lanes);
     store_range(range, rule, format.meta, scales, group, zeros, group);

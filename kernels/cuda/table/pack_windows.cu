@@ -91,10 +91,7 @@ __global__ void __launch_bounds__(kChannelThreads)
       low = x < low ? x : low;
       high = x > high ? x : high;
     }
-    const int levels = max_code(section.code);
-    const bool empty = low == INFINITY && high == -INFINITY;
-    const AffineRange range = empty ? quantize::affine_range(0, 0, levels, 1)
-                                    : quantize::affine_range(low, high, levels, rule.kappa);
+    const AffineRange range = quantize::affine_range(low, high, max_code(section.code), rule.kappa);
     store_range(range, rule, format.meta, tail.scales + block * tail.scale_stride,
                 static_cast<size_t>(c), tail.zeros + block * tail.scale_stride,
                 static_cast<size_t>(c));
@@ -111,8 +108,8 @@ __global__ void __launch_bounds__(kChannelThreads)
   const int units = static_cast<int>(ceil_div(channels, unit_codes(section.code)));
   for (int i = static_cast<int>(threadIdx.x); i < rows * units; i += kChannelThreads) {
     const int row = i / units;
-    pack_unit(to + static_cast<size_t>(row) * format.row_bytes(), section.code,
-              codes_of + row * channels, channels, i % units);
+    pack_row(to + static_cast<size_t>(row) * format.row_bytes(), section.code,
+             codes_of + row * channels, channels, i % units, 1);
   }
 }
 

@@ -1,19 +1,28 @@
 #pragma once
 
-#include "kernels/codecs/codec.h"
+#include "kernels/codecs/bits.h"
 
 namespace kvlm::codecs {
 
 template <>
-struct Code<CodeFormat::kTrit5> {
-  static constexpr int kBits = 0;
+struct Code<CodeFormat::kTrit2b> : BitCode<2> {
   static constexpr int kMaxCode = 2;
-  static constexpr int kUnitCodes = 5;
-  static constexpr int kUnitBytes = 1;
   static constexpr CodeRule kRule = CodeRule::kTernary;
   static constexpr bool kZeroStored = false;
-  static constexpr float kSlope = 1;
   static constexpr float kOffset = -1;
+};
+
+/// Ternary digits of 2 bits each, multiplied as they are stored.
+template <int kDim_>
+struct Trit2b : Bits2<kDim_> {
+  static constexpr std::array<Section, 1> kSections{{{CodeFormat::kTrit2b, kDim_}}};
+};
+
+template <>
+struct Code<CodeFormat::kTrit5> : Code<CodeFormat::kTrit2b> {  // what digits mean
+  static constexpr int kBits = 0;
+  static constexpr int kUnitCodes = 5;
+  static constexpr int kUnitBytes = 1;
 
   VLM_HD static constexpr void pack(uint8_t* to, const uint8_t* codes, int n) noexcept {
     int value = 0;
