@@ -32,7 +32,7 @@ __device__ float weight_of(const AttendArgs& args, const DeviceLane& lane, int n
 }
 
 /// Slots that a block weighs.
-constexpr int join_slots(bool few) { return few ? 256 : 1024; }
+constexpr int join_slots(bool few) { return few ? kJoinThreads : 8 * kJoinThreads; }
 
 /// Block (lane, queries or slots): the first `query_blocks` merge the lane's states, and write the
 /// outputs of its queries; the others add the weights of some slots each.
@@ -67,21 +67,32 @@ __global__ void __launch_bounds__(kJoinThreads, kFew ? 4 : 8)
   const int slots = keys.packed_slots() + keys.full;
   wait_for_earlier();
   if (!in_order) let_next_start();
+  const bool apart = lane.placed && !in_order;
+  const int first_slot = (block - query_blocks) * kSlots;
+  // The place of the row in slot first_slot + i, -1 for none, and that of its scores.
+  const auto find = [&](int i) {
+    const int slot = first_slot + i;
+    if (i >= kSlots || slot / 32 * 32 >= slots) return int2{-1, 0};
+    // All threads of a warp find the slots of a selection together.
+    const int selected = lane.selects ? selected_slot(args, lane, slot / 32 * 32) : slot;
+    if (slot >= slots) return int2{-1, 0};
+    if (!lane.placed) return int2{slot, selected};
+    const int place = keys.place_of_slot(slot);
+    const int score = apart ? table.other_of(at, 0)[place] : selected;
+    const bool is_empty = table.came_of(at)[place] == WeighedRows::kNoRow;
+    return int2{is_empty ? -1 : place, score};
+  };
+  int2 found = find(thread);
   for (int query = thread / 32; query < args.q_per_kv; query += kJoinThreads / 32) {
     const float sum = log_sum_of(args, fused, places, number, query);
     if (thread % 32 == 0) log_sums[query] = sum;
   }
   __syncthreads();
-  for (int i = thread; i < kSlots; i += kJoinThreads) {
-    const int slot = (block - query_blocks) * kSlots + i;
-    const int selected = lane.selects ? selected_slot(args, lane, slot / 32 * 32) : slot;
-    if (slot >= slots) continue;
-    const int place = lane.placed ? keys.place_of_slot(slot) : slot;
-    if (lane.placed && table.came_of(at)[place] == WeighedRows::kNoRow) continue;
-    const bool apart = lane.placed && !in_order;
-    const int score = apart ? table.other_of(at, 0)[place] : selected;
-    const float made = weight_of(args, lane, number, slot, score, log_sums);
-    float& weight = table.weighed[at].weights[place];
+  for (int i = thread; i < kSlots; found = find(i += kJoinThreads)) {
+    if (found.x < 0) continue;
+    const int slot = first_slot + i;
+    const float made = weight_of(args, lane, number, slot, found.y, log_sums);
+    float& weight = table.weighed[at].weights[found.x];
     const bool known = summed && slot != keys.packed_slots() + keys.newest;
     weight = (known ? weight : 0.0f) + made;
   }
