@@ -13,6 +13,33 @@
 // has all splits of its lane joins them.
 namespace kvlm::cuda::packed {
 
+/// Copies the descriptions of a KV head's segments to shared memory.
+__device__ inline void take_runs(const AttendArgs& args, const DeviceLane& lane, int count,
+                                 LaneRun* runs) {
+  const auto run = static_cast<int>(threadIdx.x);
+  if (run < count) runs[run].take(args, lane.first_keys + run, run);
+  __syncthreads();
+}
+
+/// Which slots of an item hold tokens: bit i for slot i.
+template <bool kLosesRows>
+__device__ uint32_t slots_there(const DeviceLane& lane, const Item& item) {
+  const uint32_t rows = ~0u >> (kItemSlots - item.rows);
+  if (!kLosesRows || lane.live == nullptr || !item.facts[kKeySide].coded()) return rows;
+  return rows & PackedRowBits::from(lane.live, item.slot);
+}
+
+/// Merges the splits of a KV head that one block has all of.
+template <int kGroups, int kDim>
+__device__ void join_own_splits(const AttendArgs& args, const FusedArgs& fused, int first_query) {
+  __syncthreads();
+  const auto index = static_cast<int>(blockIdx.x);
+  const DeviceLane lane = lane_of(args, lane_at(args, index));  // again, which saves registers
+  const int end = min(first_query + kGroups * kGroupQueries, args.q_per_kv);
+  join_queries<8>(args, fused, SplitPlaces(args, fused, index), lane.out, kDim, index, first_query,
+                  end);
+}
+
 template <class K, Scaled kKeys, class V, Scaled kValues, int kGroups, bool kLosesRows>
 __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
     attend_split(AttendArgs args, FusedArgs fused) {
@@ -38,11 +65,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   const int run_count = lane.last_values - lane.first_keys + 1;
   const OperandThread my;
 
-  if (static_cast<int>(threadIdx.x) < run_count) {
-    const auto run = static_cast<int>(threadIdx.x);
-    runs[run].take(args, lane.first_keys + run, run);
-  }
-  __syncthreads();
+  take_runs(args, lane, run_count, runs);
   auto* bytes = reinterpret_cast<std::byte*>(dynamic);
   const QuerySources<K, kKeys, kGroups> sources{bytes};
   const auto make_sources = [&] {
@@ -94,14 +117,9 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
       const uint32_t key_meta = next_key_meta;
       const uint32_t value_meta = next_value_meta;
       OneStage& stage = stages[at];
-      uint32_t there = ~0u >> (kItemSlots - item.rows);  // which of the item's slots have rows
-      if (kLosesRows && lane.live != nullptr && item.facts[kKeySide].coded()) {
-        there &= PackedRowBits::from(lane.live, item.slot);
-      }
-      int end = part_end;
-      if (item.slot + item.rows == part_end && parts.goes_on(turn)) {
-        end = parts.slots(turn + 1, lane.slots).end;
-      }
+      const uint32_t there = slots_there<kLosesRows>(lane, item);
+      const bool is_last = item.slot + item.rows == part_end && parts.goes_on(turn);
+      const int end = is_last ? parts.slots(turn + 1, lane.slots).end : part_end;
       if (items.next(end)) begin(stages[at ^ 1]);
       end_copies();
       await_copies<1>();
@@ -113,8 +131,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
       Keys<K, kGroups> keys;
       score_item(source, runs, item, stage.keys, key_meta, my, keys, /*anew=*/true, scores);
       if (is_weighed) {
-        const DeviceRun& run = runs[item.facts[kKeySide].run()].run;
-        const int place = run.first_place + (item.slot - run.first_slot);
+        const int place = runs[item.facts[kKeySide].run()].place_of(item.slot);
         store_scores(args, lane, first_query, there, place, my, scores);
       }
       if (there != ~0u) leave_out(there, my, scores);
@@ -128,24 +145,20 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
 
     if (turn + 1 < parts.turns()) {
       const SlotRange next = parts.slots(turn + 1, lane.slots);
-      // While warps join what they have.
-      part_end = parts.goes_on(turn) ? next.end : enter(next);
+      part_end = parts.goes_on(turn) ? next.end : enter(next);  // copies start before the merge
     }
     const SplitAt to(args, fused, static_cast<int>(blockIdx.x), parts.split(turn), first_query,
                      kDim);
     if (parts.alone(turn)) {
       add_part<kLosesRows>(to, parts.part(turn), space, softmax, values, my);
     } else {
-      const bool only = splits == 1 && !is_weighed;
-      write_split<kLosesRows>(args, to, only, first_query, space, softmax, values, my);
+      write_split<kLosesRows>(args, to, splits == 1 && !is_weighed, first_query, space, softmax,
+                              values, my);
     }
   }
-  if (splits == 1 || is_weighed || !has_all_splits(fused, splits)) return;
-  __syncthreads();
-  const auto index = static_cast<int>(blockIdx.x);
-  const DeviceLane again = lane_of(args, lane_at(args, index));  // saves registers until here
-  join_queries<8>(args, fused, SplitPlaces(args, fused, index), again.out, kDim, index, first_query,
-                  min(first_query + kGroups * kGroupQueries, args.q_per_kv));
+  if (splits > 1 && !is_weighed && has_all_splits(fused, splits)) {
+    join_own_splits<kGroups, kDim>(args, fused, first_query);
+  }
 }
 
 /// Shared memory of a block, beside what every block has.

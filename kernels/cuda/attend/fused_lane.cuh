@@ -90,6 +90,8 @@ struct LaneRun {
            : format.axis == ScaleAxis::kToken ? 1
                                               : 0;
   }
+  /// Where the scores of a slot of this segment are stored.
+  __device__ int place_of(int slot) const { return run.first_place + (slot - run.first_slot); }
 };
 
 /// Rows of values as they are added: as they were copied, or each widened by a thread before.

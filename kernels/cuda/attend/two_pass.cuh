@@ -56,8 +56,7 @@ struct SideRuns {
   }
   /// Where the first row of an item lies.
   __device__ int place(const Item& item, Side side) const {
-    const DeviceRun& run = runs[item.facts[side].run()].run;
-    return run.first_place + (item.slot - run.first_slot);
+    return runs[item.facts[side].run()].place_of(item.slot);
   }
 };
 
