@@ -8,8 +8,8 @@
 #include "kernels/cpu/attend_packed.h"
 #include "kernels/cuda/attend/attend_packed.h"
 
-// Checks the lanes of attend_packed() against their formats and sizes, then hands them to the CPU's
-// implementation.
+// Argument checks of attend_packed() and unpack_blocks(). The work is in cpu/attend_packed.cpp, and
+// for unpack_blocks() on a GPU in cuda/attend/.
 namespace kvlm {
 
 namespace {
@@ -48,7 +48,7 @@ void check_format(std::string_view op, const PackedFormat& format) {
   }
 }
 
-/// Returns the live rows of all blocks.
+/// Checks all blocks; returns their live rows.
 int64_t check_blocks(std::string_view op, const PackedFormat& format,
                      std::span<const PackedBlock> blocks) {
   const bool stores_zeros =
@@ -69,7 +69,7 @@ int64_t check_blocks(std::string_view op, const PackedFormat& format,
   return live_rows;
 }
 
-/// The same of blocks that lie evenly, of which the first and the last tell all.
+/// The same for blocks at even strides, of which only the first and the last are read.
 int64_t check_even_blocks(std::string_view op, const PackedFormat& format,
                           std::span<const PackedBlock> blocks) {
   if (blocks.size() < 2) return check_blocks(op, format, blocks);
@@ -83,104 +83,108 @@ int64_t check_even_blocks(std::string_view op, const PackedFormat& format,
   return static_cast<int64_t>(blocks.size() - 1) * first + last;
 }
 
-void check_run(std::string_view op, const SlotRun& run) {
-  if (run.slots < 0) refuse("{}: a segment of {} slots; expected at least 0", op, run.slots);
-  if (run.format != nullptr) {
-    check_format(op, *run.format);
-    const int64_t live_rows = run.code_stride == 0 ? check_blocks(op, *run.format, run.blocks)
-                                                   : check_even_blocks(op, *run.format, run.blocks);
-    if (live_rows != run.slots) {
-      refuse("{}: the blocks of a segment hold {} tokens, expected {}", op, live_rows, run.slots);
+void check_segment(std::string_view op, const SlotSegment& segment) {
+  if (segment.slots < 0)
+    refuse("{}: a segment of {} slots; expected at least 0", op, segment.slots);
+  if (segment.format != nullptr) {
+    check_format(op, *segment.format);
+    const int64_t live_rows = segment.code_stride == 0
+                                  ? check_blocks(op, *segment.format, segment.blocks)
+                                  : check_even_blocks(op, *segment.format, segment.blocks);
+    if (live_rows != segment.slots) {
+      refuse("{}: the blocks of a segment hold {} tokens, expected {}", op, live_rows,
+             segment.slots);
     }
     return;
   }
-  if (!check::is_floating(run.dtype)) {
+  if (!check::is_floating(segment.dtype)) {
     refuse("{}: a segment of unquantized tokens holds {}, expected f32, f16 or bf16", op,
-           dtype_name(run.dtype));
+           dtype_name(segment.dtype));
   }
-  if (run.slots > 0 && run.rows == nullptr) {
-    refuse("{}: a segment of {} slots has no data", op, run.slots);
+  if (segment.slots > 0 && segment.rows == nullptr) {
+    refuse("{}: a segment of {} slots has no data", op, segment.slots);
   }
 }
 
-void check_keys(std::string_view op, const PackedLane& lane, int head_dim) {
+void check_keys(std::string_view op, const PackedHead& head, int head_dim) {
   int64_t slots = 0;
-  for (const SlotRun& run : lane.keys) {
-    check_run(op, run);
-    slots += run.slots;
-    if (run.selection != nullptr) refuse("{}: keys may not be selected", op);
-    if (run.format == nullptr) continue;
-    if (run.q == nullptr && run.format->channels() != head_dim) {
+  for (const SlotSegment& segment : head.keys) {
+    check_segment(op, segment);
+    slots += segment.slots;
+    if (segment.selection != nullptr) refuse("{}: keys may not be selected", op);
+    if (segment.format == nullptr) continue;
+    if (segment.q == nullptr && segment.format->channels() != head_dim) {
       refuse(
           "{}: packed keys have {} channels, but the query has {}; give the segment its own query",
-          op, run.format->channels(), head_dim);
+          op, segment.format->channels(), head_dim);
     }
   }
-  if (slots != lane.slots) {
-    refuse("{}: the keys hold {} slots, the KV head {}", op, slots, lane.slots);
+  if (slots != head.slots) {
+    refuse("{}: the keys hold {} slots, the KV head {}", op, slots, head.slots);
   }
 }
 
-/// A run has the slots that its selection marks.
-void check_selection(std::string_view op, const SlotRun& run) {
-  const int64_t ones = set_bits(run.selection, run.selected_of);
-  if (run.slots != (run.selected_bit ? ones : run.selected_of - ones)) {
-    refuse("{}: a segment of {} slots selects {} of {} with bit {}", op, run.slots, ones,
-           run.selected_of, run.selected_bit);
+/// Checks that a segment has as many slots as its selection marks.
+void check_selection(std::string_view op, const SlotSegment& segment) {
+  const int64_t ones = set_bits(segment.selection, segment.selected_of);
+  if (segment.slots != (segment.selected_bit ? ones : segment.selected_of - ones)) {
+    refuse("{}: a segment of {} slots selects {} of {} with bit {}", op, segment.slots, ones,
+           segment.selected_of, segment.selected_bit);
   }
 }
 
-void check_values(std::string_view op, const PackedLane& lane, int head_dim) {
+void check_values(std::string_view op, const PackedHead& head, int head_dim) {
   int64_t slots = 0;
   int64_t selected = 0;
-  for (const SlotRun& run : lane.values) {
-    check_run(op, run);
-    if (run.format != nullptr && run.format->channels() != head_dim) {
-      refuse("{}: values of {} channels, expected head_dim {}", op, run.format->channels(),
+  for (const SlotSegment& segment : head.values) {
+    check_segment(op, segment);
+    if (segment.format != nullptr && segment.format->channels() != head_dim) {
+      refuse("{}: values of {} channels, expected head_dim {}", op, segment.format->channels(),
              head_dim);
     }
-    if (run.selection == nullptr) {
+    if (segment.selection == nullptr) {
       if (selected != 0) refuse("{}: a selection of values does not end", op);
-      slots += run.slots;
+      slots += segment.slots;
       continue;
     }
-    check_selection(op, run);
-    selected += run.slots;
-    if (!run.selection_ends) continue;
-    if (selected != run.selected_of) {
-      refuse("{}: the segments of a selection hold {} of {} slots", op, selected, run.selected_of);
+    check_selection(op, segment);
+    selected += segment.slots;
+    if (!segment.selection_ends) continue;
+    if (selected != segment.selected_of) {
+      refuse("{}: the segments of a selection hold {} of {} slots", op, selected,
+             segment.selected_of);
     }
     slots += std::exchange(selected, 0);
   }
-  if (slots != lane.slots || selected != 0) {
-    refuse("{}: the values hold {} slots, the KV head {}", op, slots, lane.slots);
+  if (slots != head.slots || selected != 0) {
+    refuse("{}: the values hold {} slots, the KV head {}", op, slots, head.slots);
   }
 }
 
-void check_lane(std::string_view op, const PackedLane& lane, int head_dim) {
-  if (lane.slots < 0 || lane.out == nullptr ||
-      (lane.slots > 0 && (lane.q == nullptr || lane.weights == nullptr))) {
-    refuse("{}: a KV head with {} slots has no query, weights or output", op, lane.slots);
+void check_head(std::string_view op, const PackedHead& head, int head_dim) {
+  if (head.slots < 0 || head.out == nullptr ||
+      (head.slots > 0 && (head.q == nullptr || head.weights == nullptr))) {
+    refuse("{}: a KV head with {} slots has no query, weights or output", op, head.slots);
   }
-  check_keys(op, lane, head_dim);
-  check_values(op, lane, head_dim);
-  for (const ScoreRemap& remap : lane.remaps) {
-    if (remap.first < 0 || remap.slots < 0 || remap.first > lane.slots - remap.slots) {
+  check_keys(op, head, head_dim);
+  check_values(op, head, head_dim);
+  for (const ScoreRemap& remap : head.remaps) {
+    if (remap.first < 0 || remap.slots < 0 || remap.first > head.slots - remap.slots) {
       refuse("{}: a remap of {} slots from {} on, in a KV head with {}", op, remap.slots,
-             remap.first, lane.slots);
+             remap.first, head.slots);
     }
   }
 }
 
 }  // namespace
 
-void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
+void attend_packed(std::span<PackedHead> heads, int q_per_kv, int head_dim, float scale,
                    Stream& stream) {
   constexpr std::string_view kOp = "attend_packed";
   check::attends_on_cpu(kOp, stream);
   check::decode_sizes(kOp, q_per_kv, head_dim, scale);
-  for (const PackedLane& lane : lanes) check_lane(kOp, lane, head_dim);
-  cpu::attend_packed(lanes, q_per_kv, head_dim, scale, stream);
+  for (const PackedHead& head : heads) check_head(kOp, head, head_dim);
+  cpu::attend_packed(heads, q_per_kv, head_dim, scale, stream);
 }
 
 void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> blocks, float* out,

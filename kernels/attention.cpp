@@ -164,12 +164,12 @@ void segment_attention(TensorView out, ConstTensorView qkv, const Segments& segm
   cuda::segment_attention(out, qkv, segments, scale, stream);
 }
 
-void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,
+void attend_rows(std::span<const DecodeSplit> pieces, int q_per_kv, int head_dim, float scale,
                  Stream& stream) {
   constexpr std::string_view kOp = "attend_rows";
   check::decode_sizes(kOp, q_per_kv, head_dim, scale);
   for (size_t i = 0; i < pieces.size(); ++i) {
-    const DecodePiece& piece = pieces[i];
+    const DecodeSplit& piece = pieces[i];
     check_rows(kOp, i, piece.cached);
     if (piece.q == nullptr || piece.state.max == nullptr || piece.state.sum == nullptr ||
         piece.state.out == nullptr) {

@@ -6,7 +6,7 @@ namespace kvlm {
 
 /// What bytes on the host mean, by a table for every group of columns, on the stream's device:
 /// to[r,c] = values[c / (columns / groups), from[r,c]]; columns beyond those of `from` become zero.
-/// Pictures are such bytes until a tower takes them, a quarter of what they are as floats. Memory
+/// Images are such bytes until a tower takes them, a quarter of what they are as floats. Memory
 /// of the host may be reused when it returns.
 ///
 ///   from    (rows, columns)     u8, on the host

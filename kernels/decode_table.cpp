@@ -10,7 +10,7 @@ namespace {
 constexpr int kMostBlockRows = 256;  // splits of attention have at least as many slots
 
 constexpr std::array kOfLoad{
-    &TableLoad::slots,         &TableLoad::longest,      &TableLoad::fixed_runs,
+    &TableLoad::slots,         &TableLoad::longest,      &TableLoad::fixed_segments,
     &TableLoad::listed_blocks, &TableLoad::words,        &TableLoad::weighed_rows,
     &TableLoad::blocks,        &TableLoad::fixed_blocks, &TableLoad::turns};
 
@@ -35,16 +35,16 @@ void TableLoad::grow(const TableLoad& other) noexcept {
   for (const auto of : kOfLoad) this->*of = std::max(this->*of, other.*of);
 }
 
-PlacedRows PlacedCopy::rows(size_t lane) const {
+PlacedRows PlacedCopy::rows(size_t head) const {
   PlacedRows rows;
   for (const size_t side : {size_t{0}, size_t{1}}) {
-    rows.sides[side] = sides[lane * 2 + side];
-    rows.sides[side].came.assign(static_cast<size_t>(held[lane * 2 + side]), WeighedRows::kNoRow);
+    rows.sides[side] = sides[head * 2 + side];
+    rows.sides[side].came.assign(static_cast<size_t>(held[head * 2 + side]), WeighedRows::kNoRow);
   }
   const size_t keys = rows.sides[0].came.size();
   if (!weights.empty()) rows.weights.resize(keys);
   for (size_t place = 0; place < keys; ++place) {
-    const size_t at = lane * places + place;
+    const size_t at = head * places + place;
     if (came[at] == WeighedRows::kNoRow) continue;
     rows.sides[0].came[place] = came[at];
     if (!weights.empty()) rows.weights[place] = weights[at];

@@ -13,136 +13,133 @@
 
 namespace kvlm {
 
-/// When the oldest full rows of the keys, or of the values, of a layer's KV heads are packed: as
-/// soon as `trigger` rows are full, the oldest `rows` of them.
+/// Residual window of the keys, or of the values, of a layer's KV heads: once `trigger` tokens are
+/// unpacked, the oldest `rows` of them are packed.
 struct RowWindow {
-  const PackedFormat* format = nullptr;  ///< null: the table packs no rows
+  const PackedFormat* format = nullptr;  ///< null: the table packs nothing
   std::array<PackRule, 2> rules{};
   int trigger = 0;
   int rows = 0;
 };
 
-/// Whether a DecodeTable can pack rows as `format` and `rules` say, `rows` at a time: scales of
-/// tokens, or ranges of channels between their least and greatest number in blocks that a flush
-/// fills.
+/// Whether a DecodeTable can pack `rows` tokens at a time by `format` and `rules`: with scales per
+/// token, or with min-max ranges per channel over blocks that one flush fills.
 bool can_pack_windows(const PackedFormat& format, const std::array<PackRule, 2>& rules,
                       int rows) noexcept;
 
-/// Most places of TableShape::drops_packed, and most blocks that a window of such a table fills.
+/// Limits with TableShape::drops_packed: places of a KV head, and blocks that a window fills.
 inline constexpr int kMostPlaces = 1 << 14;
 inline constexpr int kMostFlushedBlocks = 16;
 
-/// The rows that a KV head gains, of its keys or of its values: packed rows in blocks that follow
-/// each other evenly, then full rows in a ring buffer. Without `scales` none are packed, whatever
-/// window the layer has: the host does it.
+/// The part of a KV head's keys, or of its values, that grows in decode, tokens of the prompt
+/// included: packed blocks at even strides, then the unpacked newest tokens in a ring buffer. If
+/// `scales` is null, the host packs and the layer's window is ignored.
 struct GrowingRows {
   std::byte* ring = nullptr;   ///< (ring_rows, head_dim)
   std::byte* codes = nullptr;  ///< of block 0
   std::byte* scales = nullptr;
   std::byte* zeros = nullptr;  ///< null if the format stores none
   int ring_rows = 0;
-  int first = 0;  ///< place of the oldest full row
-  int full = 0;
+  int first = 0;  ///< ring index of the oldest unpacked token
+  int full = 0;   ///< unpacked tokens
   int packed = 0;
   int block_rows = 0;
   int code_stride = 0;  ///< bytes from a block to the next
   int scale_stride = 0;
-  // Where packed rows may go (TableLane.placed), blocks lie in places of their own size
-  // from `codes` on, in any order:
-  int most_blocks = 0;  ///< places for which there is memory
-  int blocks = 0;       ///< places from the first on that have had a block
-  int filling = -1;     ///< place of the block that takes the next packed row; -1: a new one does
-  int filled = 0;       ///< rows that it has
-  /// Another layer makes the codes: only scales and zero points are made.
-  bool shares_codes = false;
-  bool owns_codes = true;  ///< codes lie in this KV head's memory, and count among its bytes
+  // With in-place eviction (TableHead.placed) the blocks from `codes` on are in any order:
+  int most_blocks = 0;        ///< capacity in blocks
+  int blocks = 0;             ///< blocks in use so far, emptied ones included
+  int filling = -1;           ///< block that takes the next packed token; -1: a new one
+  int filled = 0;             ///< tokens packed into it
+  bool shares_codes = false;  ///< another layer writes the codes: make scales and zero points only
+  bool owns_codes = true;     ///< codes are in this KV head's memory, and count among its bytes
 };
 
-/// The attention weights of a KV head's rows, of which it drops one in every step, or their scores.
-/// Or (by_slots) weights of rows that the host drops, if any, in the order of the lane's slots.
+/// What eviction compares: attention weights of a KV head's tokens, or their scores. A place is an
+/// index into the storage of one side; `came` has the arrival number of each place's token.
 ///
-/// Where they are weighed and all are full rows, the next one takes the place of the one that was
-/// dropped, so that none moves: places are those of the ring, from `first` on, and in the order of
-/// the tokens until the first row goes. In a lane that is placed, whose packed rows may go, by
-/// weight, by score or because the host names them, the places of a side are those of its fixed
-/// runs, then of its most_blocks blocks, row by row, and then those of its ring from its begin on;
-/// a packed row that goes leaves its place empty, in one of the blocks until its whole block is.
-/// `came` and `values_came` are both empty where there are no fixed runs and the packed rows lie in
-/// order from the first place on.
+/// - Unpacked tokens only: the next token takes the place of the evicted one, so none moves. Places
+///   count from the ring's `first`, in token order until the first eviction.
+/// - In-place eviction (TableHead.placed), by weight, by score or of slots that the host names:
+///   places are those of the fixed segments, then of most_blocks blocks, then of the ring from its
+///   begin. An evicted packed token leaves its place empty. A block is reused once all its places
+///   are empty. `came` and `values_came` are empty if there are no fixed segments and packed
+///   tokens are in order from the first place on.
+/// - by_slots: the host evicts, if anything, and weights are in slot order.
 struct WeighedRows {
-  /// (places,), if placed (rows,) by their numbers, those of fixed runs in front; null: nobody
-  /// asks.
+  /// (places,). If placed: (tokens,) by arrival number, fixed segments first. Null: not wanted.
   float* weights = nullptr;
-  LeastWeight least;  ///< of rows as they are numbered in `came`
-  /// (places,) the number of each place's row, kNoRow where none is; empty: 0, 1, 2, ...
+  LeastWeight least;  ///< candidates, by arrival number
+  /// (places,) arrival number of each place's token, kNoRow if empty; empty span: 0, 1, 2, ...
   std::span<const int> came;
   std::span<const int> values_came;  ///< the same for the places of values, if placed
-  /// If placed: rows of so many places, the first ones, have their weights in front of all others'.
+  /// If placed: weights of the tokens in the first `first_places` places precede all others.
   int first_places = 0;
-  /// TableShape.scored: (rows,) of the first rows by their numbers, finite, which stay as they are;
-  /// `least` is of these.
+  /// TableShape.scored: (tokens,) finite, constant scores of the first tokens by arrival number, to
+  /// which `least` applies.
   std::span<const float> scores;
-  bool by_slots = false;  ///< not of a lane that is placed
+  bool by_slots = false;  ///< never if placed
   static constexpr int kNoRow = INT32_MAX;
 };
 
-/// A block of the fixed runs of a side in a lane that is placed.
+/// A block of the fixed segments of a side, with in-place eviction.
 struct FixedBlock {
-  int rows = 0;   ///< whether they are there or not
-  int live = 0;   ///< that are there
-  int bytes = 0;  ///< that are free when the last row goes
+  int rows = 0;   ///< tokens, evicted ones included
+  int live = 0;   ///< tokens not evicted
+  int bytes = 0;  ///< freed with the last token
 };
 
-/// The first full rows of a KV head's keys, which turn by a position more whenever a row behind
-/// them goes.
+/// First keys of the ring (the sinks) that are rotated by one more position whenever a token after
+/// them is evicted.
 struct TurnedRows {
-  const float* keys = nullptr;  ///< (rows, head_dim) as they came
+  const float* keys = nullptr;  ///< (rows, head_dim) as first stored
   int rows = 0;
-  int by = 0;  ///< positions, so far
+  int by = 0;  ///< positions rotated so far
 };
 
-/// A KV head of a sequence: what never changes in decode, then what it gains.
-struct TableLane {
-  std::span<const SlotRun> keys;       ///< in slot order, in front of keys_gained
-  std::span<const SlotRun> values;     ///< the same slots
-  std::span<const ScoreRemap> remaps;  ///< of these slots
+/// A KV head of a sequence: fixed segments, which decode does not extend, then the part that
+/// grows.
+struct TableHead {
+  std::span<const SlotSegment> keys;    ///< in slot order, before keys_gained
+  std::span<const SlotSegment> values;  ///< the same slots
+  std::span<const ScoreRemap> remaps;   ///< of these slots
   GrowingRows keys_gained;
   GrowingRows values_gained;
   WeighedRows weighed;
-  bool placed = false;  ///< its packed rows may go (TableShape::drops_packed)
-  /// If it is: the packed blocks that its fixed runs of keys are, and those of values.
+  bool placed = false;  ///< packed tokens are evicted in place (TableShape::drops_packed)
+  /// If placed: the packed blocks of its fixed segments, of keys and of values.
   std::array<std::span<const FixedBlock>, 2> fixed;
   TurnedRows turned;
 };
 
-/// What has become of the rows of a KV head that drops packed rows, by places as WeighedRows says.
+/// State of a KV head with in-place eviction, by the places of WeighedRows.
 struct PlacedRows {
   struct Side {
     std::vector<int> came;
-    int first = 0;  ///< GrowingRows, as they are now
+    int first = 0;  // the counters of GrowingRows
     int full = 0;
     int blocks = 0;
     int filling = -1;
     int filled = 0;
   };
   std::array<Side, 2> sides;   ///< keys, values
-  std::vector<float> weights;  ///< by places of keys; empty: none are kept
+  std::vector<float> weights;  ///< by places of keys; empty: not kept
 };
 
-/// That of many KV heads, as it was read from the GPU.
+/// PlacedRows of many KV heads, as read from the GPU.
 struct PlacedCopy {
-  /// KV head number `lane` of those that were read.
-  PlacedRows rows(size_t lane) const;
+  /// KV head number `head` of those read.
+  PlacedRows rows(size_t head) const;
 
-  size_t places = 0;                    ///< of `came`, of a KV head
-  std::vector<int> came;                ///< (lanes, places) of keys
-  std::vector<int16_t> value_at;        ///< of the same rows: places of their values; -1: none
-  std::vector<float> weights;           ///< the same shape; empty: none are kept
-  std::vector<PlacedRows::Side> sides;  ///< (lanes, 2) but for `came`
-  std::vector<int> held;                ///< (lanes, 2) the places that there are
+  size_t places = 0;                    ///< of a KV head, in `came`
+  std::vector<int> came;                ///< (KV heads, places) of keys
+  std::vector<int16_t> value_at;        ///< the same shape: place of each key's value; -1: none
+  std::vector<float> weights;           ///< the same shape; empty: not kept
+  std::vector<PlacedRows::Side> sides;  ///< (KV heads, 2) without `came`
+  std::vector<int> held;                ///< (KV heads, 2) number of places
 };
 
-/// What a DecodeTable keeps of the attention weights of its rows, as means over query heads.
+/// Attention weights that a DecodeTable keeps per token, as means over query heads.
 enum class RowWeights : uint8_t { kNone, kOfStep, kSummed };
 
 /// The sizes of a DecodeTable.
@@ -152,40 +149,40 @@ struct TableShape {
   int q_per_kv = 0;
   int head_dim = 0;
   DType rows = DType::kF16;  ///< of rings
-  int remaps = 0;            ///< of a lane, at most
+  int remaps = 0;            ///< per KV head, at most
   RowWeights weights = RowWeights::kNone;
-  bool drops_alike =
-      false;  ///< KV heads of a layer drop the same row, by the mean of their weights
-  bool drops_packed = false;  ///< of some lanes, rows that are dropped may be packed
-  bool scored = false;        ///< evict() may drop rows by score
-  /// (layers,) the first of the layers, all next to each other, that drop the same row: by the
-  /// weights of all their KV heads, or by the score in the first one's. Empty: each by itself.
+  bool drops_alike = false;   ///< KV heads of a layer evict the same token, by mean weight
+  bool drops_packed = false;  ///< some KV heads evict packed tokens in place
+  bool scored = false;        ///< evict() may choose by score
+  /// (layers,) the first of the adjacent layers that evict the same token: by the weights of all
+  /// their KV heads, or by the scores of the first one. Empty: each layer by itself.
   std::span<const int> drops_with;
-  /// (layers,) whether a layer's lanes never have fixed runs, whatever TableLoad says; empty: none.
+  /// (layers,) whether a layer's KV heads never have fixed segments, whatever TableLoad allows;
+  /// empty: no such layer.
   std::span<const uint8_t> rows_alone;
-  std::span<const float> turned_by;  ///< RoPE's frequencies for TurnedRows, radians a position
+  std::span<const float> turned_by;  ///< RoPE's frequencies for TurnedRows, radians per position
 };
 
-/// What the sequences of a DecodeTable come to, at most.
+/// Upper bounds of what the sequences of a DecodeTable hold.
 struct TableLoad {
-  int slots = 0;       ///< sequences
-  int longest = 0;     ///< rows of one
-  int fixed_runs = 0;  ///< of a lane's keys, or values, in front of what it gains: 0 ... 5
-  /// Of a lane: fixed runs' blocks that do not lie evenly, and words of their bitmaps.
+  int slots = 0;           ///< sequences
+  int longest = 0;         ///< tokens of one
+  int fixed_segments = 0;  ///< of a KV head's keys, or values: 0 ... 5
+  /// Per KV head: blocks of fixed segments that are not at even strides, and words of bitmaps.
   int listed_blocks = 0;
   int words = 0;
-  int weighed_rows = 0;  ///< places of WeighedRows, of a side
+  int weighed_rows = 0;  ///< places of WeighedRows, per side
   int blocks = 0;        ///< GrowingRows.most_blocks
-  int fixed_blocks = 0;  ///< TableLane.fixed, of a side
+  int fixed_blocks = 0;  ///< TableHead.fixed, per side
   int turns = 0;         ///< TurnedRows.by
 
-  /// Nothing of `other` is more.
+  /// Whether no field of `other` is larger.
   bool holds(const TableLoad& other) const noexcept;
-  /// Becomes the more of both.
+  /// Takes the larger of both, field by field.
   void grow(const TableLoad& other) noexcept;
 };
 
-/// A sequence of a step of decode, and where among the step's rows its row is.
+/// A sequence of a decode step (its slot in the table), and its row in the step's batch.
 struct TableRow {
   int slot = 0;
   int row = 0;
@@ -193,75 +190,75 @@ struct TableRow {
   bool operator==(const TableRow&) const = default;
 };
 
-/// The state of many sequences in decode, in the memory of the GPU that attends to them: of every
-/// KV head of every layer the runs of its slots, and counters of its full and packed rows, which
-/// the GPU keeps. A step launches the same kernels whichever sequences it is of, so that the host's
-/// part of it does not grow with their number, and its attend() calls can be recorded
-/// (kernels/base/recording.h).
+/// State of many sequences in decode, in GPU memory: for every KV head of every layer the segments
+/// of its slots, and counters of unpacked and packed tokens, which the GPU advances. attend()
+/// launches the same kernels whatever the sequences, so that the host's cost does not grow with
+/// their number and the calls can be recorded (kernels/base/recording.h).
 ///
 ///   table.reserve(load); for each sequence and layer: table.set(...); each step:
-///   table.start(rows); for each layer: table.store(...), table.attend(...); table.pack(side) where
-///   windows are full, table.evict(slots) or table.drop_least() where rows go
+///   table.start(rows); for each layer: table.store(...), table.attend(...); table.pack(side) if
+///   windows are full, table.evict(slots) or table.drop_least() if tokens are evicted
 ///
-/// Throws Error{kUnsupported} where there is no GPU.
+/// Throws Error{kUnsupported} without a GPU.
 class DecodeTable {
  public:
-  /// `windows`: (layers,) of keys, then values; what they point to must stay.
+  /// `windows`: (layers,) of keys, then values; their formats must outlive the table.
   DecodeTable(const TableShape& shape, std::span<const std::array<RowWindow, 2>> windows,
               Device device);
   ~DecodeTable();
 
-  /// Whether there is room for `load`.
+  /// Whether `load` fits the reserved memory.
   bool holds(const TableLoad& load) const noexcept;
-  /// Makes room for `load`. All that was set is lost if there was none, and if it throws.
+  /// Reserves memory for `load`. If memory must grow, or on a throw, everything set is lost.
   void reserve(const TableLoad& load);
-  /// Takes one layer of a sequence as it is now, (kv_heads,). What runs point to must stay.
-  /// All layers of a slot are set before the next slot's.
-  void set(int slot, int layer, std::span<const TableLane> lanes, Stream& stream);
-  /// set() for several threads: each takes the layers of one slot in a draft of its own, of
-  /// [0, drafts()), and when all are done the drafts are sent one after the other. Before, the
-  /// first `count` drafts are to be awaited: the GPU copies from them.
+  /// Sets one layer of a sequence as it is now, (kv_heads,). What its segments point to must stay
+  /// valid. All layers of a slot come before the next slot's.
+  void set(int slot, int layer, std::span<const TableHead> heads, Stream& stream);
+  /// set() for several threads. First await the last copies from the first `count` drafts. Then
+  /// each thread builds all layers of one slot in a draft of its own, of [0, drafts()). When all
+  /// are done, the drafts are sent one after the other.
   int drafts() const noexcept;
   void await_drafts(size_t count) const;
-  void lay(int draft, int slot, int layer, std::span<const TableLane> lanes);
+  void lay(int draft, int slot, int layer, std::span<const TableHead> heads);
   void send(int draft, Stream& stream);
-  /// Begins a step: counts a row more for each of `rows`, in every layer.
+  /// Begins a step: counts one more token for each of `rows`, in every layer.
   void start(std::span<const TableRow> rows, Stream& stream);
-  /// Stores the step's rows of a layer, with one kernel.
+  /// Stores the step's keys and values of a layer, with one kernel.
   ///   k, v    (rows of the step, kv_heads, head_dim) f32
   void store(int layer, const float* k, const float* v, Stream& stream);
-  /// Attends, once they are stored. Between the two, queries may be changed (BasisBatch), nothing
-  /// else is queued.
+  /// Attends, after store(). Between the two, queries may be changed (BasisBatch); nothing else is
+  /// queued.
   ///   q, out  (rows of the step, q heads, head_dim) f32; out may not overlap q
   void attend(int layer, const float* q, float* out, float scale, Stream& stream);
-  /// Packs the oldest rows of every window of this step's sequences that is full, on one side.
+  /// Packs the oldest tokens of every full window of this step's sequences, on one side.
   void pack(bool keys, Stream& stream);
 
-  /// Drops a row of keys and values of every lane of a layer's sequence, after pack(): of lanes
-  /// that are not placed a full one. Where some are, it is called in every step.
-  ///   slots  (rows of the step, layers) which slot of the lane, in the order in which rows came,
-  ///          kNoSlot, or kLeastScore: by score or by weight, of WeighedRows.least
+  /// Evicts a token of every KV head of this step's sequences, after pack(): an unpacked one,
+  /// unless the KV head is placed. If some are placed, call this or drop_least() in every step: it
+  /// also counts the packed windows.
+  ///   slots  (rows of the step, layers) slot of the token, in arrival order; kNoSlot: none;
+  ///          kLeastScore: by score or weight, of WeighedRows.least
   void evict(std::span<const int> slots, Stream& stream);
-  /// Drops the row of least weight of every lane of this step's sequences. Where some are not to,
-  /// evict() says so: kNoSlot, and kLeastScore for the others.
+  /// Evicts the token of least weight of every KV head of this step's sequences. If some evict
+  /// none, use evict() with kNoSlot for them and kLeastScore for the others.
   void drop_least(Stream& stream);
   /// WeighedRows.came of a slot, (layers, kv_heads, TableLoad.weighed_rows). Waits for the GPU.
   /// Throws Error{kDevice} if it does not answer.
   std::vector<int> came(int slot) const;
-  /// The same of a slot whose lanes are placed: (layers, kv_heads) from a layer on.
-  /// `to` keeps the memory that it has.
+  /// The same for a slot whose KV heads are placed: (layers, kv_heads) from `layer` on. Reuses the
+  /// memory of `to`.
   void read_placed(int slot, int layer, int layers, PlacedCopy& to) const;
-  /// And (slots,) how many bytes more than when they were set the sequences hold.
+  /// (slots,) bytes that each sequence has gained since it was set.
   std::vector<int64_t> gained_bytes() const;
-  /// Puts weights of a lane to where they lie by numbers again.
+  /// Copies weights of a KV head back to `to`, where they are kept by arrival number.
   void put_weights(std::span<const float> weights, float* to) const;
 
-  /// A number of what attend() launches: equal numbers launch the same.
+  /// Identifies what attend() launches: equal numbers, equal launches.
   uint64_t version() const noexcept;
-  /// attend() of this layer has read the queries before it writes `out`, which may take their
-  /// place: the layer packs nothing, and its rows are read by kernels for full rows.
+  /// Whether `out` may alias q in attend() of this layer: it packs nothing and uses the kernels of
+  /// unpacked tokens, which read the queries before they write.
   bool attends_in_place(int layer) const noexcept;
-  /// How many slopes attend() has clamped in a layer so far (PackedLane.guarded_remaps). Throws
+  /// How many slopes attend() has clamped in a layer so far (PackedHead.guarded_remaps). Throws
   /// Error{kDevice} if the GPU does not answer.
   int64_t guarded_remaps(int layer) const;
 

@@ -7,19 +7,20 @@
 
 namespace kvlm {
 
-/// In the place of a slot that goes: none does, or of those of a LeastWeight the one of least
-/// score.
+/// Values instead of a slot to evict. kNoSlot: evict none. kLeastScore: evict the candidate of
+/// least score or weight.
 inline constexpr int kNoSlot = -1;
 inline constexpr int kLeastScore = -2;
 
-/// The slots of a KV head of which decode drops the one of least attention weight (H2O, TOVA).
+/// Candidates for eviction by attention weight (H2O, TOVA), by position in the order of arrival:
+/// slots on the host, arrival numbers on a GPU. An empty place (INT32_MAX) is no candidate.
 struct LeastWeight {
-  int first = 0;   ///< slots before this one stay: the sinks
-  int spared = 0;  ///< slots [spared, spared_end) stay: the prompt's last
+  int first = 0;   ///< positions before this one stay: the sinks
+  int spared = 0;  ///< [spared, spared_end) stay: the prompt's last
   int spared_end = 0;
-  int recent = 1;  ///< as many of the newest stay
+  int recent = 1;  ///< number of newest tokens that stay
 
-  /// Whether a slot may go, of `slots`.
+  /// Whether the token at position `slot`, of `slots`, may be evicted.
   VLM_HD constexpr bool may_drop(int slot, int slots) const {
     return slot >= first && slot < slots - recent && (slot < spared || slot >= spared_end);
   }

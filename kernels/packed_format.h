@@ -17,20 +17,20 @@ enum class ScaleAxis : uint8_t {
   kToken,    ///< `group_size` channels of one row
 };
 
-/// A range of channels that are coded alike. What a code c of channel d means is
+/// A range of channels with one code. Code c of channel d stands for
 ///
 ///   x = slope * s * c + z,   z the stored zero point, or offset_d * s if none is stored
 ///
-/// with s the stored scale of its group. Zero points of ternary digits and of codebooks are implied
-/// (section_of()), and those of signs (slope 2, offset -1).
+/// with s the stored scale of its group. Zero points of ternary digits, codebooks (section_of())
+/// and signs (slope 2, offset -1) are implied.
 struct PackedSection {
   CodeFormat code = CodeFormat::kBits8;
   int channels = 0;
   bool zero_stored = true;
   float slope = 1;
   float offset = 0;
-  /// Channels of the section from here on have offset_after for offset: the imaginary parts of
-  /// VidKV's zero_mean spectra.
+  /// First channel of the section whose offset is offset_after: the imaginary parts of VidKV's
+  /// zero_mean spectra.
   int split = 1 << 30;
   float offset_after = 0;
 
@@ -41,7 +41,7 @@ struct PackedSection {
   bool operator==(const PackedSection&) const = default;
 };
 
-/// A section whose codes mean what their codec says.
+/// A section with the slope and offset of its codec.
 constexpr PackedSection section_of(CodeFormat format, int channels) noexcept {
   return with_code(format, [=](auto code) {
     return PackedSection{.code = format,
@@ -54,7 +54,7 @@ constexpr PackedSection section_of(CodeFormat format, int channels) noexcept {
 
 /// How the keys or the values of one kv_head are packed. A block of rows is
 ///
-///   codes   (rows, row_bytes())            the sections of a row side by side, each from a byte
+///   codes   (rows, row_bytes())            the sections of a row adjacent, each from a whole byte
 ///   scales  kHead (1,) | kChannel (channels(),) | kToken (rows, groups())     dtype `meta`
 ///   zeros   as scales, over the sections with zero_stored only
 ///
@@ -101,15 +101,14 @@ struct PackedFormat {
   bool operator==(const PackedFormat&) const = default;
 };
 
-/// Where the packed rows of a block are. The pointers of a block that shares codes lead to the
-/// other layer's codes.
+/// Memory of a packed block of tokens. If the block shares codes, `codes` is the other layer's.
 struct PackedBlock {
-  const std::byte* codes = nullptr;  ///< readable (CUDA) up to the next multiple of 4 behind them
+  const std::byte* codes = nullptr;  ///< on CUDA readable up to the next multiple of 4
   const std::byte* scales = nullptr;
   const std::byte* zeros = nullptr;  ///< null if no section stores them
-  int rows = 0;                      ///< rows present, dead ones included
-  int live_rows = 0;                 ///< rows not evicted
-  const uint64_t* live = nullptr;    ///< bit r: row r is live; null if all are
+  int rows = 0;                      ///< tokens, evicted ones included
+  int live_rows = 0;                 ///< tokens not evicted
+  const uint64_t* live = nullptr;    ///< bit r: row r is not evicted; null: none is
 };
 
 }  // namespace kvlm

@@ -25,7 +25,7 @@ uint64_t sum(std::span<const std::byte> bytes) {
   const size_t count = bytes.size() / sizeof(uint64_t);
   uint64_t sums[8] = {};
   for (size_t i = 0; i + 8 <= count; i += 8) {
-    for (size_t lane = 0; lane < 8; ++lane) sums[lane] += words[i + lane];
+    for (size_t head = 0; head < 8; ++head) sums[head] += words[i + head];
   }
   return std::accumulate(std::begin(sums), std::end(sums), uint64_t{0});
 }

@@ -22,11 +22,11 @@ void check_run(const KeyValueRows& run) {
   }
 }
 
-constexpr int64_t kRowsPerPiece = 256;
+constexpr int64_t kRowsPerSplit = 256;
 
 /// What a call works with: batches of many layers have it in common.
 struct Workspace {
-  std::vector<DecodePiece> pieces;
+  std::vector<DecodeSplit> pieces;
   std::vector<SoftmaxState> states;
   std::vector<MergeJob> merges;
   std::vector<float> floats;  // of states: max, sum (q_per_kv), out (q_per_kv, head_dim)
@@ -35,8 +35,8 @@ struct Workspace {
     static thread_local Workspace workspace;
     return workspace;
   }
-  void reserve(size_t lanes, size_t count, size_t state_size) {
-    merges.reserve(lanes);
+  void reserve(size_t heads, size_t count, size_t state_size) {
+    merges.reserve(heads);
     pieces.reserve(count);
     states.reserve(count);
     if (floats.size() < count * state_size) floats.resize(count * state_size);
@@ -48,8 +48,8 @@ struct Workspace {
 struct RowBatch::State {
   int q_per_kv = 0;
   int head_dim = 0;
-  std::vector<RowLane> lanes;
-  std::vector<KeyValueRows> runs;  // of all lanes
+  std::vector<RowHead> heads;
+  std::vector<KeyValueRows> runs;  // of all KV heads
 
   size_t state_size() const {
     return static_cast<size_t>(q_per_kv) * (2 + static_cast<size_t>(head_dim));
@@ -60,30 +60,30 @@ struct RowBatch::State {
 };
 
 void RowBatch::State::cut(const float* q, const KeyValueRows& run, Workspace& work) const {
-  for (int64_t first = 0; first < run.rows; first += kRowsPerPiece) {
+  for (int64_t first = 0; first < run.rows; first += kRowsPerSplit) {
     const size_t skipped = static_cast<size_t>(first) * row_bytes(run.dtype);
     float* state = work.floats.data() + work.pieces.size() * state_size();
     work.states.push_back({state, state + q_per_kv, state + 2 * q_per_kv});
     work.pieces.push_back({q,
                            {run.keys + skipped, run.values + skipped, run.dtype,
-                            std::min(kRowsPerPiece, run.rows - first)},
+                            std::min(kRowsPerSplit, run.rows - first)},
                            work.states.back()});
   }
 }
 
 void RowBatch::State::attend(float scale, Stream& stream) const {
   int64_t count = 0;
-  for (const KeyValueRows& run : runs) count += (run.rows + kRowsPerPiece - 1) / kRowsPerPiece;
+  for (const KeyValueRows& run : runs) count += (run.rows + kRowsPerSplit - 1) / kRowsPerSplit;
   Workspace& work = Workspace::here();
-  work.reserve(lanes.size(), static_cast<size_t>(count), state_size());
+  work.reserve(heads.size(), static_cast<size_t>(count), state_size());
   work.pieces.clear();
   work.states.clear();
   work.merges.clear();
-  for (const RowLane& lane : lanes) {
+  for (const RowHead& head : heads) {
     const size_t first = work.states.size();
-    for (size_t i = 0; i < lane.runs; ++i) cut(lane.q, runs[lane.first_run + i], work);
+    for (size_t i = 0; i < head.runs; ++i) cut(head.q, runs[head.first_run + i], work);
     const std::span parts(work.states.data() + first, work.states.size() - first);
-    work.merges.push_back({lane.out, parts});
+    work.merges.push_back({head.out, parts});
   }
   attend_rows(work.pieces, q_per_kv, head_dim, scale, stream);
   merge_states(work.merges, q_per_kv, head_dim);
@@ -92,26 +92,26 @@ void RowBatch::State::attend(float scale, Stream& stream) const {
 RowBatch::RowBatch() : state_(std::make_unique<State>()) {}
 RowBatch::~RowBatch() = default;
 
-void RowBatch::reserve(int q_per_kv, int head_dim, size_t lanes, size_t runs, size_t rows) {
-  state_->lanes.reserve(lanes);
+void RowBatch::reserve(int q_per_kv, int head_dim, size_t heads, size_t runs, size_t rows) {
+  state_->heads.reserve(heads);
   state_->runs.reserve(runs);
   state_->q_per_kv = q_per_kv;
   state_->head_dim = head_dim;
-  const size_t pieces = rows / static_cast<size_t>(kRowsPerPiece) + runs;
-  Workspace::here().reserve(lanes, pieces, state_->state_size());
+  const size_t pieces = rows / static_cast<size_t>(kRowsPerSplit) + runs;
+  Workspace::here().reserve(heads, pieces, state_->state_size());
 }
 
 void RowBatch::start(int q_per_kv, int head_dim) {
   state_->q_per_kv = q_per_kv;
   state_->head_dim = head_dim;
-  state_->lanes.clear();
+  state_->heads.clear();
   state_->runs.clear();
 }
 
 void RowBatch::add(const float* q, std::span<const KeyValueRows> runs, float* out) {
   if (q == nullptr || out == nullptr) refuse("RowBatch: a KV head has no query or no output");
   for (const KeyValueRows& run : runs) check_run(run);
-  state_->lanes.push_back({q, out, state_->runs.size(), runs.size()});
+  state_->heads.push_back({q, out, state_->runs.size(), runs.size()});
   state_->runs.insert(state_->runs.end(), runs.begin(), runs.end());
 }
 
@@ -119,7 +119,7 @@ void RowBatch::attend(float scale, Stream& stream) {
   const State& state = *state_;
   check::attends_on_cpu("RowBatch", stream);
   check::decode_sizes("RowBatch", state.q_per_kv, state.head_dim, scale);
-  if (!state.lanes.empty()) state.attend(scale, stream);
+  if (!state.heads.empty()) state.attend(scale, stream);
 }
 
 }  // namespace kvlm

@@ -6,19 +6,19 @@
 
 namespace kvlm {
 
-void add_slot_weights(std::span<const SlotWeights> lanes, int q_per_kv, Stream& stream) {
-  if (lanes.empty()) return;
-  for (const SlotWeights& lane : lanes) {
-    if (q_per_kv < 1 || lane.weights == nullptr || lane.sums == nullptr || lane.known < 0 ||
-        lane.known > lane.slots) {
+void add_slot_weights(std::span<const SlotWeights> heads, int q_per_kv, Stream& stream) {
+  if (heads.empty()) return;
+  for (const SlotWeights& head : heads) {
+    if (q_per_kv < 1 || head.weights == nullptr || head.sums == nullptr || head.known < 0 ||
+        head.known > head.slots) {
       check::refuse(
           "add_slot_weights: {} of {} slots of {} queries have a sum; expected queries, memory for "
           "weights and sums, and no more sums than slots",
-          lane.known, lane.slots, q_per_kv);
+          head.known, head.slots, q_per_kv);
     }
   }
   check::attends_on_cpu("add_slot_weights", stream);
-  cpu::add_slot_weights(lanes, q_per_kv, stream);
+  cpu::add_slot_weights(heads, q_per_kv, stream);
 }
 
 void mean_arrays(std::span<const float* const> arrays, std::span<const MeanJob> jobs,

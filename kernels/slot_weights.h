@@ -6,7 +6,7 @@
 
 namespace kvlm {
 
-/// Attention weights of a lane that are summed over decode steps (H2O), or of one step (TOVA).
+/// Attention weights of a KV head that are summed over decode steps (H2O), or of one step (TOVA).
 struct SlotWeights {
   const float* weights = nullptr;  ///< (q_per_kv, slots) of this step
   float* sums = nullptr;           ///< (slots,)
@@ -17,7 +17,7 @@ struct SlotWeights {
 /// sums[j] += mean over the q_per_kv query heads of weights[., j].
 /// Throws Error{kInvalidArgument} without memory or queries, and Error{kUnsupported} on a GPU,
 /// where a DecodeTable adds them.
-void add_slot_weights(std::span<const SlotWeights> lanes, int q_per_kv, Stream& stream);
+void add_slot_weights(std::span<const SlotWeights> heads, int q_per_kv, Stream& stream);
 
 /// The mean of arrays of one length.
 struct MeanJob {

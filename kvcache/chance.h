@@ -4,7 +4,7 @@
 
 namespace kvlm {
 
-/// The output of splitmix64 after `state` (Steele et al. 2014, "Fast Splittable Pseudorandom Number
+/// Output of splitmix64 for `state` (Steele et al. 2014, "Fast Splittable Pseudorandom Number
 /// Generators", fig. 17).
 constexpr uint64_t splitmix64(uint64_t state) noexcept {
   state += 0x9e3779b97f4a7c15u;
@@ -13,7 +13,7 @@ constexpr uint64_t splitmix64(uint64_t state) noexcept {
   return state ^ (state >> 31);
 }
 
-/// The upper 53 bits of a random word as a number of [0, 1).
+/// The upper 53 bits of a random word as a number in [0, 1).
 constexpr double unit_number(uint64_t word) noexcept {
   return static_cast<double>(word >> 11) * 0x1p-53;
 }

@@ -10,10 +10,10 @@
 
 namespace kvlm {
 
-/// Names a sequence that a cache holds; reused after close().
+/// Identifies an open sequence; reused after close().
 enum class SequenceId : int32_t {};
 
-/// The modality tag of a row: text, or which picture of its sequence it belongs to (0, 1, ...).
+/// Modality tag of a text token. Visual tokens have the number of their image in the sequence.
 inline constexpr int16_t kTextRow = -1;
 
 /// What the attention layers of one decoder need from a cache.
@@ -22,147 +22,147 @@ struct CacheShape {
   int q_heads = 0;
   int kv_heads = 0;
   int head_dim = 0;
-  /// (rotary_dim / 2,) inverse frequencies of RoPE, for policies that move kept keys to other
-  /// positions (StreamingLLM); empty where positions are not one number (M-RoPE).
+  /// (rotary_dim / 2,) inverse frequencies of RoPE, for policies that give stored keys other
+  /// positions (StreamingLLM). Empty if a position has several axes (M-RoPE).
   std::vector<float> rope_frequencies;
-  /// f32 | f16 | bf16: the type in which prompts attend on a device with matrix units for it, see
-  /// attention(). A decoder names the type of its weights.
+  /// f32 | f16 | bf16: type in which prompts attend on a device with matrix units for it, see
+  /// attention(). The type of the decoder's weights.
   DType multiply = DType::kF32;
 
   int q_per_kv() const noexcept { return q_heads / kv_heads; }
-  /// Elements of K and V together that one token adds over all layers.
+  /// Numbers in K and V that one token adds over all layers.
   size_t elements_per_token() const noexcept {
     return 2 * static_cast<size_t>(layers) * static_cast<size_t>(kv_heads) *
            static_cast<size_t>(head_dim);
   }
 };
 
-/// What a sequence takes at most, known before its prefill.
+/// Upper bounds of a sequence, known before its prefill.
 struct SequenceSize {
-  int prompt_rows = 0;  ///< tokens fed as the first prompt
-  int visual_rows = 0;  ///< those among them that are visual
-  int max_rows = 0;     ///< all tokens ever fed
+  int prompt_rows = 0;  ///< tokens of the first prompt
+  int visual_rows = 0;  ///< visual tokens of the first prompt
+  int max_rows = 0;     ///< tokens of the whole sequence
 
   bool operator==(const SequenceSize&) const = default;
 };
 
-/// The rows that one forward pass adds to one sequence.
+/// Tokens that one forward pass adds to one sequence.
 struct StepRows {
   SequenceId sequence{};
   int rows = 0;
-  /// Part of a prompt: attention is exact, in full precision over the rows as given. Else one
-  /// generated token, attended from storage.
+  /// Tokens of a prompt, which attend in full precision to the step's K and V as given. Otherwise
+  /// one generated token, which attends to the cache as stored.
   bool prompt = false;
-  /// The last rows of the prompt: policies select, merge, pack and share after this pass.
+  /// Last tokens of the prompt: after this pass policies select, merge, pack and share.
   bool ends_prompt = false;
   /// (rows,) modality tags; empty means all text.
   std::span<const int16_t> modality;
 };
 
-/// What a policy wants to be given beside keys and values.
+/// Inputs that a policy needs besides keys and values, and its limits.
 struct CacheNeeds {
-  /// (rows, hidden) input embeddings of prompt rows, before any layer: VidKV's token protection
-  /// scores visual rows by their product with text rows (VidKV eq. 7).
+  /// (rows, hidden) input embeddings of prompt tokens. VidKV scores visual tokens for protection by
+  /// their product with text tokens (VidKV eq. 7).
   bool prompt_embeddings = false;
-  /// What is kept of a prompt depends on how its queries attend: they cannot be left out.
+  /// Selection depends on attention of the prompt's queries, so attend() needs them.
   bool prompt_queries = false;
-  /// Pictures are packed when the first prompt ends, and only then: a conversation that gets a new
-  /// picture is prefilled anew.
-  bool pictures_first = false;
-  /// No prompt can follow the first: a conversation is prefilled anew for every turn.
+  /// Images are packed only at the end of the first prompt: a conversation with a new image must be
+  /// prefilled again from its start.
+  bool images_first = false;
+  /// The cache takes one prompt: every turn of a conversation prefills it from its start.
   bool one_prompt = false;
 };
 
-/// What a sequence (or the whole cache) occupies.
+/// Memory of a sequence or of the whole cache.
 struct CacheReport {
-  size_t bytes = 0;            ///< handed out by the arena, that close() would take back at once
-  size_t f16_bytes = 0;        ///< what plain f16 rows of all tokens fed so far would take
-  double stored_bits = 0;      ///< 8 * bytes / elements of all tokens fed so far
-  double nominal_bits = 0;     ///< the policy's own claim: codes only
-  double slots = 0;            ///< rows held, mean over layers
-  int64_t guarded_remaps = 0;  ///< CalibQuant: slopes clamped so far, over all sequences
+  size_t bytes = 0;            ///< in use; close() would free them at once
+  size_t f16_bytes = 0;        ///< bytes of the same tokens in a plain f16 cache
+  double stored_bits = 0;      ///< 8 * bytes / numbers of all tokens fed
+  double nominal_bits = 0;     ///< bits of codes alone, as the papers count
+  double slots = 0;            ///< stored tokens, mean over layers
+  int64_t guarded_remaps = 0;  ///< CalibQuant: clamped slopes so far, over all sequences
 };
 
-/// Keys and values of many sequences. The cache attends: a layer hands in queries, keys and values
-/// of the step's rows and gets the attention output; nobody reads keys. A forward pass is
+/// Keys and values of many sequences. The cache computes attention: attend() takes queries, keys
+/// and values of a layer and returns the output, so callers never read keys. A forward pass is
 ///
 ///   begin(step); for each layer: attend(layer, ...); end();
 ///
-/// A sequence whose pass has failed between begin() and end() is good for close() only.
-///
-/// with the rows of all sequences of the step side by side, in the step's order. Sequences are
-/// ragged, also per layer. All bytes come from one arena; begin, attend and end allocate nothing in
-/// decode. One thread at a time.
+/// with the tokens of all sequences concatenated in the step's order. Sequences differ in length,
+/// also by layer. All bytes come from one arena. In decode, begin, attend and end allocate nothing
+/// on the CPU. If a pass fails between begin() and end(), its sequences can only be closed. Not
+/// thread-safe.
 class KvCache {
  public:
   virtual ~KvCache() = default;
 
   virtual const CacheShape& shape() const noexcept = 0;
-  /// Canonical text of the policy.
+  /// Canonical text of the --kv spec.
   virtual const std::string& spec() const noexcept = 0;
   virtual CacheNeeds needs() const noexcept = 0;
 
-  /// Admits a sequence. Throws Error{kOutOfMemory} naming `who`, the bytes needed and the bytes
-  /// free if its size can not be guaranteed; then nothing has changed.
+  /// Admits a sequence and reserves its memory. Throws Error{kOutOfMemory} with `who`, the bytes
+  /// needed and the bytes free; then nothing has changed.
   virtual SequenceId open(const SequenceSize& size, const std::string& who) = 0;
-  /// Admits a sequence that goes on from where `parent` is, whose first prompt has ended; between
-  /// steps. What either is fed afterwards is its own, and each gives bit for bit what a sequence
-  /// gives that was fed all of its rows itself. (After rows of a ring have been packed or dropped,
-  /// as long as `max_rows` is the parent's, else but for rounding; on a GPU but for rounding where
-  /// its table does not serve the fork, see docs/architecture.md, "Forks".)
+  /// Admits a sequence that continues from `parent`, whose first prompt has ended. Call it between
+  /// steps. Later tokens of either do not affect the other. Each has the same bits as a sequence
+  /// that was fed all of its tokens itself. Two cases differ by rounding: unpacked tokens were
+  /// packed or evicted before and `max_rows` differs from the parent's; a GPU's decode table does
+  /// not handle the fork (docs/architecture.md, "Forks").
   ///
-  ///   max_rows  all tokens ever fed, the parent's included
+  ///   max_rows  tokens of the whole sequence, the parent's included
   ///
-  /// Packed blocks that are never written again are shared: they count once in bytes(), in the
-  /// report of the last sequence that holds them, and until that is closed, whoever drops their
-  /// rows. Any of the sequences may be closed first; what the parent has set aside is free when
-  /// nobody reads its blocks. Everything else is copied: full rows, also those of plain caches,
-  /// blocks that are still being filled, and those that a policy packs anew (VidKV's
-  /// flush=requant_...). Only that and what it gains is set aside. No policy refuses.
+  /// Packed blocks that never change are shared. They count once in bytes(), and in the report of
+  /// the last sequence that holds them, until it is closed, even if their tokens are evicted.
+  /// Sequences may be closed in any order; a shared block is freed with its last reader. Everything
+  /// else is copied: unpacked tokens, blocks that are still being filled, and blocks that a policy
+  /// repacks (VidKV's flush=requant_...). Memory is reserved only for the copies and for new
+  /// tokens. All policies can fork.
   ///
-  /// Throws Error{kOutOfMemory} as open() does, with nothing changed; Error{kInvalidArgument} if
-  /// the parent is not open, its first prompt has not ended or it holds more than max_rows tokens.
+  /// Throws Error{kOutOfMemory} as open() does, with nothing changed. Throws
+  /// Error{kInvalidArgument} if the parent is not open, its first prompt has not ended, or it has
+  /// more than max_rows tokens.
   virtual SequenceId fork(SequenceId parent, int max_rows, const std::string& who,
                           Stream& stream) = 0;
-  /// Forgets a sequence; its memory is free for the next open(), but for what forks share.
+  /// Closes a sequence and frees its memory, except for blocks that forks share.
   virtual void close(SequenceId sequence) noexcept = 0;
 
-  /// Announces the rows of a forward pass. Spans must live until end(). Throws
-  /// Error{kInvalidArgument} if a sequence would exceed its max_rows.
+  /// Begins a forward pass. Spans must live until end(). Throws Error{kInvalidArgument} if a
+  /// sequence would exceed its max_rows.
   virtual void begin(std::span<const StepRows> step, Stream& stream) = 0;
-  /// Input embeddings of the step's rows, once between begin() and the first attend(), if needs()
-  /// says so.
+  /// Passes the input embeddings of the step's tokens. If needs().prompt_embeddings, call it once
+  /// between begin() and the first attend().
   virtual void give_embeddings(ConstTensorView embeddings, Stream& stream) = 0;
 
-  /// Appends the step's K and V rows to `layer` and computes attention for its queries.
+  /// Stores the step's keys and values in `layer` and computes attention for its queries.
   ///
   ///   q, out  (rows, q_heads, head_dim)   f32 (CUDA also f16 | bf16); out may alias q
   ///   k, v    (rows, kv_heads, head_dim)  as q, k after RoPE
   ///   scale   applied to q . k
   ///
-  /// Row i of a prompt sees the sequence's earlier tokens and rows 0..i of the step.
+  /// Token i of a prompt attends to the sequence's earlier tokens and to tokens 0..i of the step.
   ///
-  /// In a step of first prompts only, q and out may be empty unless needs().prompt_queries: rows
-  /// are stored and packed, and nobody attends. For filling a cache with rows that are made up.
+  /// If a step has only first prompts and needs().prompt_queries is false, q and out may be empty:
+  /// tokens are stored and packed without attention. This fills a cache with made-up tokens.
   virtual void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                       TensorView out, float scale, Stream& stream) = 0;
 
-  /// After begin(): steps of one number have attend() calls that launch the same on a GPU, given
-  /// rows at the same addresses; 0: no other step has. One such step may be recorded
-  /// (kernels/base/recording.h) and run, once or again; repeated() takes the place of all attend()
-  /// calls, also of those that were recorded.
+  /// For CUDA graphs; call it after begin(). Steps with equal numbers launch the same kernels in
+  /// attend() if inputs have the same addresses. 0: no other step does. One such step may be
+  /// recorded (kernels/base/recording.h) and replayed. Then call repeated() in place of all
+  /// attend() calls, in the recorded step, too.
   virtual uint64_t repetition() const noexcept { return 0; }
   virtual void repeated() noexcept {}
 
-  /// Completes the pass: policies pack after a prompt, flush residual windows and evict.
+  /// Ends the pass: packs after a prompt, flushes residual windows, evicts.
   virtual void end(Stream& stream) = 0;
 
-  /// Tokens fed to a sequence so far.
+  /// Tokens fed to a sequence so far; evicted ones count.
   virtual int tokens(SequenceId sequence) const noexcept = 0;
-  /// The position of the sequence's next token, counted from the first: tokens(), unless a policy
-  /// counts otherwise (PrefixKV's code: the length of layer 0).
+  /// Position of the sequence's next token: tokens(), unless a policy counts otherwise (PrefixKV's
+  /// code: the length of layer 0).
   virtual int next_position(SequenceId sequence) const noexcept { return tokens(sequence); }
-  /// Bytes that the arena has handed out, all sequences.
+  /// Bytes in use, over all sequences.
   virtual size_t bytes() const noexcept = 0;
   virtual CacheReport report(SequenceId sequence) const noexcept = 0;
 };

@@ -7,17 +7,17 @@
 #include "kvcache/plan/cache_plan.h"
 #include "kvcache/plan/sequence_bounds.h"
 
-// From a sentence to a cache, each file needs only those before it: words, cache_spec, policy,
-// registry, cache_plan, conflicts, planner, spec; and of the plan: layouts, sequence_bounds,
-// formula, [make_cache].
+// From spec to cache. Each file needs only earlier ones: words, cache_spec, policy, registry,
+// cache_plan, conflicts, planner, spec; and of the plan: layouts, sequence_bounds, formula,
+// [make_cache].
 
 namespace kvlm {
 
-/// What open(size) sets aside in a cache of `plan`.
+/// Bytes that open(size) reserves in a cache of `plan`.
 Reservation reservation(const CachePlan& plan, const SequenceSize& size);
 
-/// Arena bytes that suffice for any `sequences` sequences of at most max_rows tokens each, however
-/// many of them are their prompts or visual, if a prompt ends before the next sequence is opened.
+/// Arena bytes that suffice for any `sequences` sequences of at most max_rows tokens each, whatever
+/// share is prompt or visual. Each prompt must end before the next sequence is opened.
 size_t session_bytes(const CachePlan& plan, int max_rows, int sequences = 1);
 
 /// A cache with an arena of exactly `arena_bytes` on `device`. Throws Error{kOutOfMemory}.

@@ -1,4 +1,4 @@
-// The order in which the parts of the engine work: open, begin, attend, end, report.
+// The order of the engine's stages: open, begin, attend, end, report.
 #include "kvcache/policy_cache.h"
 
 #include <fmt/format.h>
@@ -15,10 +15,9 @@ namespace kvlm {
 
 namespace {
 
-/// What follows the attention of the generated rows of sequences: windows that are full are
-/// flushed, then slots are dropped. Layers that share codes find them by the blocks of the other
-/// layer, which therefore come in all layers before any goes. Rows of a later prompt have been
-/// settled one by one as they were stored.
+/// After attention of generated tokens: flushes full windows, then evicts. Layers that share codes
+/// find them through the other layer's blocks, so all layers are flushed before any evicts. Tokens
+/// of later prompts were flushed and evicted as they were stored.
 void settle(std::span<Sequence* const> sequences, int layers, WindowPacker& packer,
             Evictor& evictor, Stream& stream) {
   for (int layer = 0; layer < layers; ++layer) packer.flush(sequences, layer, stream);
@@ -45,14 +44,14 @@ SequenceId PolicyCache::fork(SequenceId parent, int max_rows, const std::string&
   return admit(store_.fork(parent, max_rows, who, stream), who);
 }
 
-/// Makes workspaces for a sequence that the store has admitted, or forgets it and throws.
+/// Allocates workspaces for an admitted sequence; if that fails, closes it and throws.
 SequenceId PolicyCache::admit(SequenceId id, const std::string& who) {
   const int max_rows = store_.at(id).size.max_rows;
   try {
     reserve_workspaces();
   } catch (const std::exception&) {
     close(id);
-    reserve_workspaces();  // what the others need is there again
+    reserve_workspaces();  // restores those of the other sequences
     throw Error(ErrorCode::kOutOfMemory,
                 fmt::format("{} does not fit: out of memory for the attention workspace of {} "
                             "tokens under --kv {}; use a smaller batch or fewer tokens",
@@ -61,8 +60,7 @@ SequenceId PolicyCache::admit(SequenceId id, const std::string& who) {
   return id;
 }
 
-/// Makes the workspaces of every part large enough for all open sequences, so that decode allocates
-/// nothing.
+/// Grows all workspaces for the open sequences, so that decode allocates nothing.
 void PolicyCache::reserve_workspaces() {
   const Workload load = store_.workload();
   settling_.reserve(load.sequences);
@@ -91,7 +89,7 @@ void PolicyCache::begin(std::span<const StepRows> step, Stream& stream) {
     assert(rows.prompt || (rows.rows == 1 && sequence.prompted));
     check_rows(traits_, sequence, rows);
   }
-  if (in_step_) {  // the last step has failed half way
+  if (in_step_) {  // the last step failed
     if (gpu_.serves()) gpu_.give_up();
     prompt_packer_.clear();
     protected_values_.clear();
@@ -106,7 +104,7 @@ void PolicyCache::begin(std::span<const StepRows> step, Stream& stream) {
   for (const StepRows& rows : step) {
     Sequence& sequence = store_.at(rows.sequence);
     if (!rows.prompt || (sequence.prompted && traits_.retention() != nullptr)) continue;
-    // Rows that were generated since the last prompt are text.
+    // Tokens generated since the last prompt are text.
     sequence.modality.resize(static_cast<size_t>(sequence.rows), kTextRow);
     sequence.modality.insert(sequence.modality.end(), rows.modality.begin(), rows.modality.end());
     sequence.modality.resize(static_cast<size_t>(sequence.rows + rows.rows), kTextRow);
@@ -134,7 +132,7 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
   const QkvRows given{q, k, v};
   const bool turns = rotation_.turns(layer);
   const QkvRows stored = turns ? rotation_.turned(given, !prompts, stream) : given;
-  // Packed attention reads queries to its end, attention of full rows does not.
+  // Packed attention reads queries while it writes outputs; attention of unpacked tokens does not.
   const bool in_place =
       traits_.holds_rows_alone(layer) && (!gpu_.serves() || gpu_.attends_in_place(layer));
   const bool apart = decodes && !in_place && out.data() == stored.q.data();
@@ -158,8 +156,8 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
   if (turns && decodes) Rotation::turn_generated_back(out, step_, stream);
 }
 
-/// Attends the rows of a prompt: as they are given where nothing of the sequence is stored yet,
-/// else in the basis of what is.
+/// Attention of prompt tokens: in the given basis if the sequence has no stored tokens, else in the
+/// basis of the stored ones.
 void PolicyCache::attend_prompt(const StepRows& rows, int layer, const QkvRows& given,
                                 const QkvRows& stored, TensorView out, float scale,
                                 Stream& stream) {
@@ -204,7 +202,7 @@ void PolicyCache::end(Stream& stream) {
     Sequence& sequence = store_.at(rows.sequence);
     if (!sequence.prompted) prompts_.end(sequence, rows, stream);
     sequence.rows += rows.rows;
-    if (rows.prompt) SequenceStore::count_planes(sequence);
+    if (rows.prompt) SequenceStore::count_buffers(sequence);
     if (!sequence.on_gpu) store_.account(sequence);
   }
   if (gpu_.serves()) gpu_.end_prompts(step, prompts_.waits(), stream);
@@ -224,13 +222,13 @@ size_t PolicyCache::bytes() const noexcept {
   try {
     gpu_.count_bytes();
   } catch (const Error&) {
-    // A GPU that is lost says so at the next step.
+    // If the GPU is lost, the next step reports it.
   }
   return store_.bytes();
 }
 
 CacheReport PolicyCache::report(SequenceId id) const noexcept {
-  static_cast<void>(bytes());  // count what a GPU alone knows
+  static_cast<void>(bytes());  // updates bytes that only the GPU counts
   const Sequence& sequence = store_.at(id);
   std::vector<int> visual_slots;
   int64_t guarded = 0;
@@ -238,15 +236,14 @@ CacheReport PolicyCache::report(SequenceId id) const noexcept {
     visual_slots = gpu_.reader().visual_slots(sequence);
     if (sequence.rows > 0) guarded = guarded_remaps();
   } catch (const Error&) {
-    // As above.
   }
   CacheReport report = store_.report(sequence, visual_slots);
   report.guarded_remaps = guarded;
   return report;
 }
 
-/// Counts are over all sequences and change in steps alone, and a GPU is waited for to read them:
-/// one answer does for all sequences that end with a step.
+/// The count covers all sequences and changes only in steps. Reading it waits for the GPU, so one
+/// result is cached for all sequences that end with a step.
 int64_t PolicyCache::guarded_remaps() const {
   if (guarded_remaps_) return *guarded_remaps_;
   int64_t count = 0;
@@ -266,7 +263,7 @@ const LayerState& PolicyCache::layer(SequenceId sequence, int layer) {
 
 std::vector<HeadRows> PolicyCache::inspect(SequenceId id, int layer, Stream& stream) {
   const Sequence& sequence = store_.at(id);
-  // A step has stored and attended to a row of it that the host has not counted.
+  // The step has stored a token that the host has not counted.
   const bool newest = in_step_ && sequence.on_gpu && layer < attended_ &&
                       std::any_of(step_.begin(), step_.end(),
                                   [&](const StepRows& rows) { return rows.sequence == id; });
@@ -280,8 +277,8 @@ std::vector<HeadRows> PolicyCache::inspect(SequenceId id, int layer, Stream& str
   }
   std::vector<HeadRows> rows = inspector_.read(sequence, heads, layer, stream);
   for (size_t h = 0; h < rows.size() && !sequence.came.empty(); ++h) {
-    const size_t lane = static_cast<size_t>(layer) * rows.size() + h;
-    put_in_order(rows[h], sequence.came[lane], newest, traits_.dim());
+    const size_t head = static_cast<size_t>(layer) * rows.size() + h;
+    put_in_order(rows[h], sequence.came[head], newest, traits_.dim());
   }
   return rows;
 }

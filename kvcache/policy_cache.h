@@ -30,19 +30,17 @@
 
 namespace kvlm {
 
-/// A cache of any composition of retention, quantizers and sharing (docs/formulas.md,
-/// "Composition"):
+/// The cache of any plan: retention, quantizers and sharing (docs/formulas.md, "Composition").
 ///
-///   prompt rows in full precision -> retained slots of each layer -> merged -> visual | other
+///   prompt tokens in full precision -> slots kept in each layer -> merged -> visual | other
 ///   -> packed blocks -> shared codes;  decode: append, attend, flush, evict
 ///
-/// The first prompt of a sequence comes in one pass, unless retention chooses for all layers at
-/// once. Rows of later prompts attend to what is stored and then pass through decode's bookkeeping
-/// one by one. What is done is in kvcache/engine, a class for each stage; what one policy alone
-/// needs in kvcache/extensions.
+/// The first prompt comes in one pass, unless retention chooses for all layers at once. Tokens of
+/// later prompts attend to the stored ones, then are stored as decode tokens. kvcache/engine has a
+/// class for each stage, kvcache/extensions what only one policy needs.
 class PolicyCache final : public KvCache {
  public:
-  /// Caches of one plan share it, so that it is made once for all of a session.
+  /// Caches share the plan, which is made once per model.
   PolicyCache(std::shared_ptr<const CachePlan> plan, size_t arena_bytes, Device device);
 
   const CacheShape& shape() const noexcept override { return traits_.shape(); }
@@ -66,10 +64,10 @@ class PolicyCache final : public KvCache {
   CacheReport report(SequenceId sequence) const noexcept override;
 
   const CachePlan& plan() const noexcept { return traits_.plan(); }
-  /// The state of a layer, between steps. For tests and tools.
+  /// State of a layer, between steps. For tests and tools.
   const LayerState& layer(SequenceId sequence, int layer);
-  /// What the newest attend() of `layer` has read, (kv_heads,): in a step, with its row. For tests
-  /// and tools: nothing that serves a request reads keys.
+  /// Stored tokens as the latest attend() of `layer` read them, (kv_heads,). During a step they
+  /// include its token. For tests and tools only.
   std::vector<HeadRows> inspect(SequenceId sequence, int layer, Stream& stream);
   /// GpuDecode::laid(). For tests.
   int64_t laid() const noexcept { return gpu_.laid(); }
@@ -104,11 +102,12 @@ class PolicyCache final : public KvCache {
   Inspector inspector_{traits_, unpacker_, remap_};
 
   std::span<const StepRows> step_;
-  bool in_step_ = false;  // begin() has been, end() has not
-  int attended_ = 0;      // layers that this step has passed
+  bool in_step_ = false;  // between begin() and end()
+  int attended_ = 0;      // layers done in this step
   std::vector<Sequence*> settling_;
-  mutable std::optional<int64_t> guarded_remaps_;  // since the last step, once somebody has asked
-  FloatSpace queries_;                             // a copy of a pass's queries
+  // Cached result of guarded_remaps(), reset by every step
+  mutable std::optional<int64_t> guarded_remaps_;
+  FloatSpace queries_;  // copy of a pass's queries
 };
 
 }  // namespace kvlm

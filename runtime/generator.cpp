@@ -97,7 +97,7 @@ bool can_continue(const Prompt& prompt, const std::vector<int32_t>& cached,
     return false;
   }
   const auto rest = prompt.modality.begin() + static_cast<std::ptrdiff_t>(cached.size());
-  return !needs.pictures_first ||
+  return !needs.images_first ||
          std::all_of(rest, prompt.modality.end(), [](int16_t tag) { return tag == kTextRow; });
 }
 

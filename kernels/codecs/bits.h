@@ -35,8 +35,7 @@ template <CodeFormat kFormat>
 requires(kFormat <= CodeFormat::kBits8) struct Code<kFormat> : BitCode<static_cast<int>(kFormat)> {
 };
 
-/// 1, 2, 4 or 8 bits a channel, multiplied as they are stored; 3 bits widened to 4, and 5, 6 or 7
-/// to 8.
+/// On tensor cores: 1, 2, 4 or 8 bits per channel as stored; 3 bits widened to 4; 5, 6 or 7 to 8.
 template <int kBits, int kDim_>
 struct Bits {
   static constexpr int kDim = kDim_;
@@ -59,7 +58,7 @@ struct Bits {
     }
     return mask;
   }
-  /// Moves the upper half of every such group to where it is to begin.
+  /// Moves the upper half of every such group to its widened position.
   template <int kGroup>
   static __device__ uint32_t move_apart(uint32_t x) {
     constexpr uint32_t kLower = lower_halves<kGroup>();

@@ -16,7 +16,7 @@ struct Bits21 {
   static constexpr int kStride = 24;
 
 #if defined(__CUDACC__)
-  /// 16 bits with a zero behind each.
+  /// Widens 16 codes of 1 bit to 2 bits.
   static __device__ uint32_t widen(uint32_t x) {
     x = (x | x << 8) & 0x00ff00ffu;
     x = (x | x << 4) & 0x0f0f0f0fu;

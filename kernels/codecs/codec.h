@@ -7,23 +7,23 @@
 
 #include "kernels/base/host_device.h"
 
-// The contract of a code: how small integers lie in the bytes of a token, and what they mean. The
-// codes are the enumerators of CodeFormat. Each has a struct Code<> in a file of this folder, which
-// list.h includes; packing, unpacking and attention of both devices ask it for what they need.
+// The contract of a code: how the small integers of a token are packed into bytes, and their
+// values. The codes are the enumerators of CodeFormat. Each has a struct Code<> in a file of this
+// folder, which list.h includes; packing, unpacking and attention on both devices use it.
 //
-//   kBits        bits of a stored code, lowest first; 0: codes lie otherwise
+//   kBits        bits of a stored code, lowest first; 0: another packing
 //   kMaxCode     the greatest stored code
 //   kUnitCodes, kUnitBytes
-//                so many codes fill so many whole bytes: the unit of packing
+//                unit of packing: as many codes fill as many whole bytes
 //   kRule        the rule that makes the codes; kSign makes those of 1 bit too
-//   pack()       writes a unit of n codes, one byte each; one of n < kUnitCodes ends a token
+//   pack()       packs a unit of n codes, given one per byte; n < kUnitCodes at a token's end
 //   at()         the integer c that attention multiplies for code i: the definition for decoders
 //   kZeroStored, kSlope, kOffset
-//                what c means by default: z is stored, or is kOffset * s (PackedSection)
+//                defaults of PackedSection: x = kSlope * s * c + z, z stored or kOffset * s
 //   kValues      of a codebook: (16,) T, ascending from -1 to 1. x becomes the code of the T
 //                nearest to x / max |x|; a tie goes down
 //   kIntegers    of a codebook: (16,) c of every stored code
-//   kZeroCode    of a codebook: the code of 0, which NaN gets too
+//   kZeroCode    of a codebook: the code of 0 and of NaN
 //
 // On the tensor cores (kernels/cuda/attend/fused_*.cuh) a struct of the same file reads the codes
 // of a token from shared memory and widens them to integers of kWidth bits, lowest first in words.
@@ -32,16 +32,16 @@
 //   kDim         the channels
 //   kSections    the codes that it reads
 //   kWidth       1, 2, 4 or 8: bits of a widened integer
-//   kRowBytes    of a token as it is stored
-//   kStride      bytes to the next token in shared memory: kRowBytes, or a multiple of 16 above, so
-//                that tokens fall into different banks
-//   quarter()    integers of a quarter of a token; after the last is anything
-//   four()       integers of 4 channels: part 0..7 of a group of 32. Bits above them are anything
+//   kRowBytes    of a stored token
+//   kStride      bytes to the next token in shared memory: kRowBytes, or a multiple of 16 above, to
+//                avoid bank conflicts
+//   quarter()    integers of a quarter of a token; bits after the last are undefined
+//   four()       integers of 4 channels: part 0..7 of a group of 32. Bits above them are undefined
 //                up to the 16th (kWidth up to 4). Not for V of whole 16 bytes (ValuesLayout)
 //   widen_row(), kWideStride
-//                optional: what a thread does with a token of V before it is read, and the bytes to
-//                the next widened token; 0: nothing
-//   prepare()    optional: what a block of threads does before it reads codes
+//                optional: a thread widens a token of V before it is read, with kWideStride bytes
+//                to the next one; 0: not widened
+//   prepare()    optional: called by all threads of a block before they read codes
 namespace kvlm {
 
 /// The codes. A row packs those of one token, channel by channel, least significant bits first.
@@ -75,7 +75,7 @@ namespace kvlm::codecs {
 template <CodeFormat kFormat>
 struct Code;
 
-/// A code whose integers are looked up.
+/// A code with a table of integers.
 template <class C>
 concept Codebook = requires {
   C::kIntegers;
@@ -96,7 +96,7 @@ constexpr int padded_stride(int row_bytes, int width) {
   return row_bytes % 64 != 0 ? row_bytes : row_bytes + (width == 8 ? 32 : 16);
 }
 
-/// Words that the codes of a quarter of a row fill, the last of them maybe in part.
+/// Words of the codes of a quarter of a row, rounded up.
 template <int kBits, int kDim>
 constexpr int kQuarterWords = (kDim / 4 * kBits + 31) / 32;
 
@@ -111,7 +111,7 @@ __device__ inline void put_shared(std::byte* at, const T& x) {
   *reinterpret_cast<T*>(at) = x;
 }
 
-/// As many words as one instruction moves where there are kWords.
+/// The widest type that divides kWords words.
 template <int kWords>
 using MovedWords = std::conditional_t<kWords % 4 == 0, uint4,
                                       std::conditional_t<kWords % 2 == 0, uint2, uint32_t>>;
@@ -145,8 +145,8 @@ __device__ void store_shared(std::byte* at, const uint32_t (&from)[kWords]) {
   }
 }
 
-/// The bits of a quarter of a row of kBits a channel; behind them is anything, and a
-/// word behind the row may be read.
+/// The bits of a quarter of a row of kBits per channel; bits after them are undefined, and a word
+/// after the row may be read.
 template <int kBits, int kDim>
 __device__ void load_quarter(const std::byte* row, int quarter,
                              uint32_t (&to)[kQuarterWords<kBits, kDim>]) {
@@ -168,7 +168,7 @@ __device__ void load_quarter(const std::byte* row, int quarter,
   }
 }
 
-/// four() of codes that lie as they are multiplied.
+/// four() of codes that are multiplied as stored.
 template <int kWidth>
 __device__ uint32_t four_of(const std::byte* row, int group, int part) {
   const std::byte* from = row + 4 * kWidth * group;

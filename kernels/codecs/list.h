@@ -7,13 +7,12 @@
 
 namespace kvlm {
 
-/// Whether a number is that of a code.
+/// Whether a number is a code.
 constexpr bool is_code(CodeFormat format) noexcept {
   return format >= CodeFormat::kBits1 && format < CodeFormat::kEnd;
 }
 
-/// Returns with(codecs::Code<format>()): every question of a code goes through here. `format` is a
-/// code.
+/// Returns with(codecs::Code<format>()), the one dispatch over codes. `format` must be a code.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
 #endif
@@ -26,7 +25,7 @@ VLM_HD constexpr auto with_code(CodeFormat format, const With& with) {
   return with(codecs::Code<kFormat>());
 }
 
-/// Bits of one code as it is stored; 0 where that is no whole number.
+/// Bits of one stored code; 0 if not a whole number.
 VLM_HD constexpr int code_bits(CodeFormat format) noexcept {
   return with_code(format, [](auto code) { return code.kBits; });
 }
@@ -41,7 +40,7 @@ VLM_HD constexpr CodeRule rule_of(CodeFormat format) noexcept {
   return with_code(format, [](auto code) { return code.kRule; });
 }
 
-/// Codes of a unit of packing, which fills whole bytes.
+/// Codes of a unit of packing (whole bytes).
 VLM_HD constexpr int unit_codes(CodeFormat format) noexcept {
   return with_code(format, [](auto code) { return code.kUnitCodes; });
 }
@@ -54,13 +53,12 @@ VLM_HD constexpr size_t code_row_bytes(CodeFormat format, int elements) noexcept
   });
 }
 
-/// The integer of code i of a row that is multiplied by a scale.
+/// The integer c of code i of a row.
 VLM_HD constexpr int code_at(const uint8_t* row, CodeFormat format, int i) noexcept {
   return with_code(format, [row, i](auto code) { return code.at(row, i); });
 }
 
-/// Writes the units from `first` on, at most `units`, of a row of `count` stored codes, which are a
-/// byte each.
+/// Packs a row of `count` codes, given one per byte: its units from `first` on, at most `units`.
 VLM_HD constexpr void pack_row(uint8_t* row, CodeFormat format, const uint8_t* codes, int count,
                                int first = 0, int units = 1 << 30) noexcept {
   with_code(format, [=](auto code) {

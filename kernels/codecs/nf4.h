@@ -4,10 +4,10 @@
 
 namespace kvlm::codecs {
 
-/// NF4: 4-bit codes of 16 numbers, the quantiles of a normal distribution, times the greatest
-/// magnitude of a group. Attention multiplies integers instead: code c becomes 127 + e_c with
-/// e_c = round(127 T_c), so that x = s (127 + e_c) / 127 - s differs from s T_c by at most 0.0037
-/// s. Source: Dettmers et al. 2023, "QLoRA", appendix E, and bitsandbytes/functional.py.
+/// NF4: 4-bit indices into 16 quantiles T of a normal distribution, times the greatest magnitude s
+/// of a group. Attention multiplies integers instead: code c becomes 127 + e_c with e_c = round(127
+/// T_c), so that x = s (127 + e_c) / 127 - s differs from s T_c by at most 0.0037 s. Source:
+/// Dettmers et al. 2023, "QLoRA", appendix E, and bitsandbytes/functional.py.
 template <>
 struct Code<CodeFormat::kNf4> : BitCode<4> {
   static constexpr int kUnitCodes = 2;
@@ -56,7 +56,7 @@ struct Nf4 {
   static constexpr int kWidth = 8;
   static constexpr int kRowBytes = kDim / 2;
   static constexpr int kStride = padded_stride(kRowBytes, 4);
-  static constexpr int kWideStride = kDim + 16;  // 8 tokens fall into different banks
+  static constexpr int kWideStride = kDim + 16;  // 8 tokens in different banks
 
 #if defined(__CUDACC__)
   using Quarter = uint32_t[kQuarterWords<kWidth, kDim>];
@@ -67,8 +67,8 @@ struct Nf4 {
     for (int j = 3; j >= 0; --j) word = word << 8 | Code<CodeFormat::kNf4>::kIntegers[4 * i + j];
     return word;
   }
-  /// The integers of the codes in the lower 16 bits. A byte permutation looks up 8 entries by 3
-  /// bits; another one chooses by the fourth.
+  /// The integers of the four codes in the lower 16 bits. Byte permutations look up both halves of
+  /// the table by 3 bits; another one chooses by the fourth.
   static __device__ uint32_t widen(uint32_t codes) {
     constexpr uint32_t kTable[4] = {integers(0), integers(1), integers(2), integers(3)};
     const uint32_t of_eight = codes & 0x7777u;

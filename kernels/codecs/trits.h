@@ -12,14 +12,14 @@ struct Code<CodeFormat::kTrit2b> : BitCode<2> {
   static constexpr float kOffset = -1;
 };
 
-/// Ternary digits of 2 bits each, multiplied as they are stored.
+/// On tensor cores: ternary digits of 2 bits each, as stored.
 template <int kDim_>
 struct Trit2b : Bits2<kDim_> {
   static constexpr std::array<Section, 1> kSections{{{CodeFormat::kTrit2b, kDim_}}};
 };
 
 template <>
-struct Code<CodeFormat::kTrit5> : Code<CodeFormat::kTrit2b> {  // what digits mean
+struct Code<CodeFormat::kTrit5> : Code<CodeFormat::kTrit2b> {  // the same values
   static constexpr int kBits = 0;
   static constexpr int kUnitCodes = 5;
   static constexpr int kUnitBytes = 1;
@@ -35,7 +35,7 @@ struct Code<CodeFormat::kTrit5> : Code<CodeFormat::kTrit2b> {  // what digits me
   }
 };
 
-/// Ternary digits, five to a byte, widened to 2 bits.
+/// On tensor cores: ternary digits, five to a byte, widened to 2 bits.
 template <int kDim_>
 struct Trit5 {
   static_assert(kDim_ == 128);
@@ -47,12 +47,12 @@ struct Trit5 {
   static constexpr int kWideStride = 32;
 
 #if defined(__CUDACC__)
-  /// The five digits of every byte, 2 bits each.
+  /// Table: the five digits of every byte, 2 bits each.
   static __device__ uint16_t (&digits())[256] {
     __shared__ uint16_t table[256];
     return table;
   }
-  /// To be called by all threads of a block, which then meet.
+  /// Fills the table, by all threads of a block; synchronise them afterwards.
   static __device__ void prepare() {
     for (int i = static_cast<int>(threadIdx.x); i < 256; i += static_cast<int>(blockDim.x)) {
       int codes = 0;
@@ -61,7 +61,7 @@ struct Trit5 {
     }
   }
   static __device__ void widen_row(const std::byte* row, std::byte* to) {
-    uint64_t digits_of = 0;  // that are not written
+    uint64_t digits_of = 0;  // not yet in words
     int bits = 0;
     uint32_t words[8];
 #pragma unroll

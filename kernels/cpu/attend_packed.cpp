@@ -1,6 +1,10 @@
 #include "kernels/cpu/attend_packed.h"
 
-// Three instruction sets are enough here: what this file compiles to is large.
+// Packed decode attention on the CPU: per KV head all scores, the remap, softmax, then the weighted
+// values. Segments of a format that vnni/ supports are multiplied as integers there; here are
+// unpacked tokens, all other formats, and CPUs without AVX-512 VNNI.
+
+// Three instruction sets suffice: the compiled code is large.
 #include <hwy/detect_targets.h>
 #undef HWY_DISABLED_TARGETS
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
@@ -52,15 +56,15 @@ void accumulate(const std::byte* values, size_t width, size_t rows, const TileSc
 
 // ----------------------------------------------------------------------------------------- scores
 
-/// scores[i * stride + j] = scale * q_i . K_j of a run of dense rows.
+/// scores[i * stride + j] = scale * q_i . K_j of a segment of dense rows.
 template <class T>
-void score_rows(const SlotRun& run, const float* q, size_t queries, size_t head_dim, float scale,
-                float* scores, size_t stride) {
-  const auto rows = static_cast<size_t>(run.slots);
+void score_rows(const SlotSegment& segment, const float* q, size_t queries, size_t head_dim,
+                float scale, float* scores, size_t stride) {
+  const auto rows = static_cast<size_t>(segment.slots);
   TileScores tile;
   for (size_t first = 0; first < rows; first += kTileRows) {
     const size_t count = std::min(kTileRows, rows - first);
-    const std::byte* keys = run.rows + first * head_dim * sizeof(T);
+    const std::byte* keys = segment.rows + first * head_dim * sizeof(T);
     for (size_t i = 0; i < queries; i += kMost) {
       const size_t some = std::min(kMost, queries - i);
       score<T>(keys, head_dim, count, q + i * head_dim, some, tile);
@@ -73,8 +77,7 @@ void score_rows(const SlotRun& run, const float* q, size_t queries, size_t head_
   }
 }
 
-/// Folds what codes of a block mean into the queries, so that their products with the codes and a
-/// bias are scores.
+/// Folds a block's slopes and offsets into the queries: a score is query . codes + bias.
 void fold_queries(const float* q, size_t queries, size_t channels, float scale,
                   const Scratch& scratch) {
   for (size_t i = 0; i < queries; ++i) {
@@ -114,15 +117,15 @@ void score_tile(const Scratch& scratch, size_t queries, size_t channels, size_t 
 }
 
 /// scores of the live rows of packed keys.
-void score_blocks(const SlotRun& run, const float* q, size_t queries, float scale,
+void score_blocks(const SlotSegment& segment, const float* q, size_t queries, float scale,
                   const Scratch& scratch, float* scores, size_t stride) {
-  const BlockReader reader(*run.format, scratch);
+  const BlockReader reader(*segment.format, scratch);
   const size_t channels = reader.channels();
   if (reader.per_token()) {
     for (size_t i = 0; i < queries * channels; ++i) scratch.query[i] = q[i] * scale;
     std::fill(scratch.bias, scratch.bias + queries, 0.0f);
   }
-  for (const PackedBlock& block : run.blocks) {
+  for (const PackedBlock& block : segment.blocks) {
     if (block.live_rows == 0) continue;
     if (!reader.per_token()) {
       reader.read_factors(block);
@@ -222,11 +225,11 @@ void gather(const SlotWeights& weights, size_t first_query, size_t queries,
   }
 }
 
-/// out_i += sum_j w_ij V_j over a run of dense rows.
+/// out_i += sum_j w_ij V_j over a segment of dense rows.
 template <class T>
-void add_rows(const SlotRun& run, SlotWalk walk, const SlotWeights& weights, size_t head_dim,
-              float* out) {
-  const auto rows = static_cast<size_t>(run.slots);
+void add_rows(const SlotSegment& segment, SlotWalk walk, const SlotWeights& weights,
+              size_t head_dim, float* out) {
+  const auto rows = static_cast<size_t>(segment.slots);
   std::array<size_t, kTileRows> slots;
   TileScores tile;
   for (size_t first = 0; first < rows; first += kTileRows) {
@@ -235,7 +238,7 @@ void add_rows(const SlotRun& run, SlotWalk walk, const SlotWeights& weights, siz
     for (size_t i = 0; i < weights.queries; i += kMost) {
       const size_t some = std::min(kMost, weights.queries - i);
       gather(weights, i, some, slots, count, tile);
-      accumulate<T>(run.rows + first * head_dim * sizeof(T), head_dim, count, tile, some,
+      accumulate<T>(segment.rows + first * head_dim * sizeof(T), head_dim, count, tile, some,
                     out + i * head_dim);
     }
   }
@@ -256,7 +259,7 @@ void add_tile(const SlotWeights& weights, const std::array<size_t, kTileRows>& s
   }
 }
 
-/// Adds what the sums of a block's codes mean.
+/// Scales the sums of a block's codes and adds them to the output.
 void add_sums(const Scratch& scratch, size_t queries, size_t channels, float* out) {
   for (size_t i = 0; i < queries; ++i) {
     for (size_t c = 0; c < channels; ++c) {
@@ -267,12 +270,12 @@ void add_sums(const Scratch& scratch, size_t queries, size_t channels, float* ou
 }
 
 /// out_i += sum_j w_ij V_j over the live rows of packed values.
-void add_blocks(const SlotRun& run, SlotWalk walk, const SlotWeights& weights,
+void add_blocks(const SlotSegment& segment, SlotWalk walk, const SlotWeights& weights,
                 const Scratch& scratch, float* out) {
-  const BlockReader reader(*run.format, scratch);
+  const BlockReader reader(*segment.format, scratch);
   const size_t channels = reader.channels();
   std::array<size_t, kTileRows> slots;
-  for (const PackedBlock& block : run.blocks) {
+  for (const PackedBlock& block : segment.blocks) {
     if (block.live_rows == 0) continue;
     float* sums = reader.per_token() ? out : scratch.sums;
     if (!reader.per_token()) {
@@ -290,113 +293,113 @@ void add_blocks(const SlotRun& run, SlotWalk walk, const SlotWeights& weights,
   }
 }
 
-// ------------------------------------------------------------------------------------------ lanes
+// --------------------------------------------------------------------------------------- KV heads
 
-size_t widest(const PackedLane& lane, size_t head_dim) {
+size_t widest(const PackedHead& head, size_t head_dim) {
   size_t width = head_dim;
-  for (const SlotRun& run : lane.keys) {
-    if (run.format != nullptr) {
-      width = std::max(width, static_cast<size_t>(run.format->channels()));
+  for (const SlotSegment& segment : head.keys) {
+    if (segment.format != nullptr) {
+      width = std::max(width, static_cast<size_t>(segment.format->channels()));
     }
   }
   return width;
 }
 
-/// Whether the integer kernels take the run. They need AVX-512 and are no target of Highway's.
-bool scored_in_integers(const SlotRun& run) {
-  return HWY_TARGET == HWY_AVX3 && vnni::available() && vnni::scores(*run.format);
+/// Whether vnni/ takes the segment. It is not a Highway target, and requires AVX-512.
+bool scored_in_integers(const SlotSegment& segment) {
+  return HWY_TARGET == HWY_AVX3 && vnni::available() && vnni::scores(*segment.format);
 }
-bool added_in_integers(const SlotRun& run) {
-  return HWY_TARGET == HWY_AVX3 && vnni::available() && vnni::adds(*run.format);
+bool added_in_integers(const SlotSegment& segment) {
+  return HWY_TARGET == HWY_AVX3 && vnni::available() && vnni::adds(*segment.format);
 }
 
-/// A lane in the hands of one worker.
-struct LaneWork {
-  PackedLane& lane;
+/// A KV head that a worker attends to.
+struct HeadWork {
+  PackedHead& head;
   size_t queries;
   size_t head_dim;
   float scale;
-  std::byte* memory;  // of both kinds of kernel
+  std::byte* memory;  // scratch of vnni/; the same memory as `scratch`
   Scratch scratch;
 };
 
-/// The scores of a run of keys.
-void score_run(const LaneWork& work, const SlotRun& run, float* scores) {
-  const auto stride = static_cast<size_t>(work.lane.slots);
-  const float* q = run.format != nullptr && run.q != nullptr ? run.q : work.lane.q;
-  if (run.slots == 0) return;
-  if (run.format != nullptr && scored_in_integers(run)) {
-    vnni::score_blocks(run, q, work.queries, work.scale, work.memory, scores, stride);
-  } else if (run.format != nullptr) {
-    score_blocks(run, q, work.queries, work.scale, work.scratch, scores, stride);
-  } else if (run.dtype == DType::kF16) {
-    score_rows<f16>(run, q, work.queries, work.head_dim, work.scale, scores, stride);
-  } else if (run.dtype == DType::kBF16) {
-    score_rows<bf16>(run, q, work.queries, work.head_dim, work.scale, scores, stride);
+/// The scores of a segment of keys.
+void score_segment(const HeadWork& work, const SlotSegment& segment, float* scores) {
+  const auto stride = static_cast<size_t>(work.head.slots);
+  const float* q = segment.format != nullptr && segment.q != nullptr ? segment.q : work.head.q;
+  if (segment.slots == 0) return;
+  if (segment.format != nullptr && scored_in_integers(segment)) {
+    vnni::score_blocks(segment, q, work.queries, work.scale, work.memory, scores, stride);
+  } else if (segment.format != nullptr) {
+    score_blocks(segment, q, work.queries, work.scale, work.scratch, scores, stride);
+  } else if (segment.dtype == DType::kF16) {
+    score_rows<f16>(segment, q, work.queries, work.head_dim, work.scale, scores, stride);
+  } else if (segment.dtype == DType::kBF16) {
+    score_rows<bf16>(segment, q, work.queries, work.head_dim, work.scale, scores, stride);
   } else {
-    score_rows<float>(run, q, work.queries, work.head_dim, work.scale, scores, stride);
+    score_rows<float>(segment, q, work.queries, work.head_dim, work.scale, scores, stride);
   }
 }
 
-/// Adds a run of values, which are as `walk` goes, to the output.
-void add_run(const LaneWork& work, const SlotRun& run, const SlotWalk& walk,
-             const SlotWeights& weights) {
-  if (run.slots == 0) return;
-  if (run.format != nullptr && added_in_integers(run)) {
-    vnni::add_blocks(run, walk, weights, work.memory, work.lane.out);
-  } else if (run.format != nullptr) {
-    add_blocks(run, walk, weights, work.scratch, work.lane.out);
-  } else if (run.dtype == DType::kF16) {
-    add_rows<f16>(run, walk, weights, work.head_dim, work.lane.out);
-  } else if (run.dtype == DType::kBF16) {
-    add_rows<bf16>(run, walk, weights, work.head_dim, work.lane.out);
+/// Adds a segment of weighted values, in the slots of `walk`, to the output.
+void add_segment(const HeadWork& work, const SlotSegment& segment, const SlotWalk& walk,
+                 const SlotWeights& weights) {
+  if (segment.slots == 0) return;
+  if (segment.format != nullptr && added_in_integers(segment)) {
+    vnni::add_blocks(segment, walk, weights, work.memory, work.head.out);
+  } else if (segment.format != nullptr) {
+    add_blocks(segment, walk, weights, work.scratch, work.head.out);
+  } else if (segment.dtype == DType::kF16) {
+    add_rows<f16>(segment, walk, weights, work.head_dim, work.head.out);
+  } else if (segment.dtype == DType::kBF16) {
+    add_rows<bf16>(segment, walk, weights, work.head_dim, work.head.out);
   } else {
-    add_rows<float>(run, walk, weights, work.head_dim, work.lane.out);
+    add_rows<float>(segment, walk, weights, work.head_dim, work.head.out);
   }
 }
 
 }  // namespace
 
-/// Scratch of one lane, of either kind of kernel.
-size_t lane_scratch_bytes(const PackedLane& lane, size_t head_dim, size_t queries) {
-  size_t bytes = Scratch::bytes(widest(lane, head_dim), queries);
-  for (const std::span<const SlotRun> runs : {lane.keys, lane.values}) {
-    for (const SlotRun& run : runs) {
-      if (run.format == nullptr) continue;
-      bytes = std::max(bytes, vnni::scratch_bytes(*run.format, queries));
+/// Scratch of one KV head, for this file or vnni/.
+size_t head_scratch_bytes(const PackedHead& head, size_t head_dim, size_t queries) {
+  size_t bytes = Scratch::bytes(widest(head, head_dim), queries);
+  for (const std::span<const SlotSegment> segments : {head.keys, head.values}) {
+    for (const SlotSegment& segment : segments) {
+      if (segment.format == nullptr) continue;
+      bytes = std::max(bytes, vnni::scratch_bytes(*segment.format, queries));
     }
   }
   return bytes;
 }
 
-void attend_packed_kernel(PackedLane& lane, size_t queries, size_t head_dim, float scale,
+void attend_packed_kernel(PackedHead& head, size_t queries, size_t head_dim, float scale,
                           Stream& stream, int worker) {
-  std::fill(lane.out, lane.out + queries * head_dim, 0.0f);
-  lane.guarded_remaps = 0;
-  if (lane.slots == 0) return;
-  std::byte* memory = stream.scratch(worker, lane_scratch_bytes(lane, head_dim, queries));
-  const LaneWork work{lane,  queries, head_dim,
-                      scale, memory,  Scratch(memory, widest(lane, head_dim), queries)};
-  const auto slots = static_cast<size_t>(lane.slots);
-  float* scores = lane.weights;
-  for (const SlotRun& run : lane.keys) {
-    score_run(work, run, scores);
-    scores += run.slots;
+  std::fill(head.out, head.out + queries * head_dim, 0.0f);
+  head.guarded_remaps = 0;
+  if (head.slots == 0) return;
+  std::byte* memory = stream.scratch(worker, head_scratch_bytes(head, head_dim, queries));
+  const HeadWork work{head,  queries, head_dim,
+                      scale, memory,  Scratch(memory, widest(head, head_dim), queries)};
+  const auto slots = static_cast<size_t>(head.slots);
+  float* scores = head.weights;
+  for (const SlotSegment& segment : head.keys) {
+    score_segment(work, segment, scores);
+    scores += segment.slots;
   }
   for (size_t i = 0; i < queries; ++i) {
-    for (const ScoreRemap& remap : lane.remaps) {
-      lane.guarded_remaps += remap_scores(remap, lane.weights + i * slots) ? 1 : 0;
+    for (const ScoreRemap& remap : head.remaps) {
+      head.guarded_remaps += remap_scores(remap, head.weights + i * slots) ? 1 : 0;
     }
-    softmax(lane.weights + i * slots, slots);
+    softmax(head.weights + i * slots, slots);
   }
-  const SlotWeights weights{lane.weights, slots, queries};
+  const SlotWeights weights{head.weights, slots, queries};
   size_t slot = 0;
-  for (const SlotRun& run : lane.values) {
-    add_run(work, run, SlotWalk(run, slot), weights);
-    if (run.selection == nullptr) {
-      slot += static_cast<size_t>(run.slots);
-    } else if (run.selection_ends) {
-      slot += static_cast<size_t>(run.selected_of);
+  for (const SlotSegment& segment : head.values) {
+    add_segment(work, segment, SlotWalk(segment, slot), weights);
+    if (segment.selection == nullptr) {
+      slot += static_cast<size_t>(segment.slots);
+    } else if (segment.selection_ends) {
+      slot += static_cast<size_t>(segment.selected_of);
     }
   }
 }
@@ -430,23 +433,23 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvlm::cpu {
 
-HWY_EXPORT(lane_scratch_bytes);
+HWY_EXPORT(head_scratch_bytes);
 HWY_EXPORT(attend_packed_kernel);
 HWY_EXPORT(unpack_blocks_kernel);
 
-void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
+void attend_packed(std::span<PackedHead> heads, int q_per_kv, int head_dim, float scale,
                    Stream& stream) {
   const auto queries = static_cast<size_t>(q_per_kv);
   const auto dim = static_cast<size_t>(head_dim);
-  // Every worker's scratch at once, so that it does not matter which of them gets which lane first.
+  // Allocate every worker's scratch now: which worker gets which KV head is not known.
   size_t bytes = 0;
-  for (const PackedLane& lane : lanes) {
-    bytes = std::max(bytes, HWY_DYNAMIC_DISPATCH(lane_scratch_bytes)(lane, dim, queries));
+  for (const PackedHead& head : heads) {
+    bytes = std::max(bytes, HWY_DYNAMIC_DISPATCH(head_scratch_bytes)(head, dim, queries));
   }
   for (int worker = 0; worker < stream.pool().threads(); ++worker) stream.scratch(worker, bytes);
   const auto kernel = HWY_DYNAMIC_DISPATCH(attend_packed_kernel);
-  stream.pool().parallel_for(lanes.size(), [&](size_t task, int worker) {
-    kernel(lanes[task], queries, dim, scale, stream, worker);
+  stream.pool().parallel_for(heads.size(), [&](size_t task, int worker) {
+    kernel(heads[task], queries, dim, scale, stream, worker);
   });
 }
 

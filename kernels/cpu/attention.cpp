@@ -408,7 +408,7 @@ void segment_attention_kernel(TensorView out, ConstTensorView q, ConstTensorView
   });
 }
 
-void attend_rows_kernel(const DecodePiece& piece, int q_per_kv, size_t head_dim, float scale) {
+void attend_rows_kernel(const DecodeSplit& piece, int q_per_kv, size_t head_dim, float scale) {
   const auto rows = static_cast<size_t>(piece.cached.rows);
   switch (piece.cached.dtype) {
     case DType::kF16:
@@ -444,7 +444,7 @@ void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, Con
   HWY_DYNAMIC_DISPATCH(segment_attention_kernel)(out, q, k, v, bounds, scale, stream);
 }
 
-void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,
+void attend_rows(std::span<const DecodeSplit> pieces, int q_per_kv, int head_dim, float scale,
                  Stream& stream) {
   const auto kernel = HWY_DYNAMIC_DISPATCH(attend_rows_kernel);
   stream.pool().parallel_for(pieces.size(), [&](size_t task, int) {

@@ -13,7 +13,7 @@ void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensor
 void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                        std::span<const int32_t> bounds, float scale, Stream& stream);
 
-void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,
+void attend_rows(std::span<const DecodeSplit> pieces, int q_per_kv, int head_dim, float scale,
                  Stream& stream);
 
 }  // namespace kvlm::cpu

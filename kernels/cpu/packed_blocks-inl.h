@@ -1,6 +1,6 @@
-// Packed blocks of K and V as the CPU kernels read them: codes to bytes, bytes to floats, tile by
-// tile. Included once per instruction set by a file that has set up Highway's foreach_target;
-// everything lives in kvlm::cpu::HWY_NAMESPACE.
+// Reads packed blocks of K and V: codes to bytes, bytes to floats, tile by tile. This is the
+// portable path; vnni/ multiplies the codes as integers. Included once per instruction set by a
+// file that has set up Highway's foreach_target; everything is in kvlm::cpu::HWY_NAMESPACE.
 
 #if defined(KVLM_KERNELS_CPU_PACKED_BLOCKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVLM_KERNELS_CPU_PACKED_BLOCKS_INL_H_
@@ -20,7 +20,8 @@ namespace kvlm::cpu::HWY_NAMESPACE {
 
 // ------------------------------------------------------------------------------------------ codes
 
-/// The integers of every byte of a code whose unit is a byte, one to a byte, the first lowest.
+/// For codes whose unit is a byte: the integers of every byte value, one per byte, the first
+/// lowest.
 template <class Code>
 constexpr std::array<uint64_t, 256> kOfByte = [] {
   static_assert(Code::kUnitCodes <= 8);
@@ -34,11 +35,10 @@ constexpr std::array<uint64_t, 256> kOfByte = [] {
   return table;
 }();
 
-/// Bytes that unpack_row may write beyond the last code.
+/// Bytes that unpack_row may write after the last code.
 constexpr size_t kRowSlack = 8;
 
-/// Eight codes of kBits bits, that lie in kBits bytes, to a byte each: halves are moved apart three
-/// times.
+/// Widens eight codes of kBits bits to a byte each, by moving halves apart three times.
 template <size_t kBits>
 uint64_t spread(uint64_t codes) {
   constexpr uint64_t kFour = (uint64_t{1} << (4 * kBits)) - 1;
@@ -66,7 +66,7 @@ void unpack_bits(const uint8_t* row, size_t count, uint8_t* out) {
   }
 }
 
-/// The integers of the `count` codes of a row, one to a byte.
+/// The integers of the `count` codes of a row, one per byte.
 template <class Code>
 void unpack_row(const uint8_t* row, size_t count, uint8_t* out) {
   if constexpr (Code::kBits == 8) {
@@ -92,7 +92,7 @@ HWY_INLINE FloatVec load_codes(const uint8_t* codes) {
   return hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, codes)));
 }
 
-/// out[i] = codes[i]; kLanes codes are read at a time.
+/// out[i] = codes[i].
 inline void widen_codes(const uint8_t* codes, size_t count, float* out) {
   const Floats d;
   size_t i = 0;
@@ -112,7 +112,7 @@ inline void dequantize(const uint8_t* codes, size_t count, float scale, float ze
   for (; i < count; ++i) out[i] = std::fma(static_cast<float>(codes[i]), scale, zero);
 }
 
-/// `count` scales or zero points as floats; they lie at any address.
+/// `count` scales or zero points as floats; any alignment.
 inline void load_meta(const std::byte* from, DType dtype, size_t count, float* out) {
   if (dtype == DType::kF32) {
     std::memcpy(out, from, count * sizeof(float));
@@ -132,7 +132,7 @@ inline void load_meta(const std::byte* from, DType dtype, size_t count, float* o
 
 // ------------------------------------------------------------------------------------- workspaces
 
-/// Scratch of one lane. Arrays over channels are as wide as the widest format and head_dim, with
+/// Scratch of one KV head. Arrays over channels are as wide as the widest format and head_dim, with
 /// kRowSlack to spare.
 struct Scratch {
   Scratch(std::byte* memory, size_t width, size_t queries) {
@@ -158,7 +158,7 @@ struct Scratch {
            sizeof(float);
   }
 
-  float* tile;     // (kTileRows, channels): codes, or what they mean
+  float* tile;     // (kTileRows, channels): codes, or x if per token
   float* slopes;   // (channels,): slope * s of a block, or of a row if per token
   float* offsets;  // (channels,): z of the same
   float* query;    // (queries, channels): the folded query
@@ -168,8 +168,8 @@ struct Scratch {
   uint8_t* codes;  // (channels + kRowSlack,)
 };
 
-/// Reads packed blocks tile by tile: the codes of kChannel and kHead with the factors that apply to
-/// all rows of the block, or what the codes of kToken mean.
+/// Reads packed blocks tile by tile: codes with the factors of the whole block (kChannel, kHead),
+/// or dequantized x (kToken).
 class BlockReader {
  public:
   BlockReader(const PackedFormat& format, const Scratch& scratch)
@@ -271,7 +271,7 @@ class BlockReader {
                    out + first);
         continue;
       }
-      // A group may lie on both sides of the section's split.
+      // A group may contain the section's split.
       const size_t split = std::min(static_cast<size_t>(std::max(section.split, 0)), channels_);
       const size_t before = split <= first ? 0 : std::min(count, split - first);
       dequantize(scratch_.codes + first, before, section.slope * s, section.offset * s,

@@ -4,19 +4,19 @@
 
 namespace kvlm::cpu {
 
-void add_slot_weights(std::span<const SlotWeights> lanes, int q_per_kv, Stream& stream) {
+void add_slot_weights(std::span<const SlotWeights> heads, int q_per_kv, Stream& stream) {
   const auto queries = static_cast<size_t>(q_per_kv);
   size_t most = 0;
-  for (const SlotWeights& lane : lanes) most = std::max(most, static_cast<size_t>(lane.slots));
-  for_blocks(stream, lanes.size(), most * queries, [&](size_t begin, size_t end) {
+  for (const SlotWeights& head : heads) most = std::max(most, static_cast<size_t>(head.slots));
+  for_blocks(stream, heads.size(), most * queries, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
-      const SlotWeights& lane = lanes[i];
-      const auto n = static_cast<size_t>(lane.slots);
+      const SlotWeights& head = heads[i];
+      const auto n = static_cast<size_t>(head.slots);
       for (size_t j = 0; j < n; ++j) {
         float sum = 0;
-        for (size_t head = 0; head < queries; ++head) sum += lane.weights[head * n + j];
-        const float before = j < static_cast<size_t>(lane.known) ? lane.sums[j] : 0.0f;
-        lane.sums[j] = before + sum / static_cast<float>(q_per_kv);
+        for (size_t query = 0; query < queries; ++query) sum += head.weights[query * n + j];
+        const float before = j < static_cast<size_t>(head.known) ? head.sums[j] : 0.0f;
+        head.sums[j] = before + sum / static_cast<float>(q_per_kv);
       }
     }
   });

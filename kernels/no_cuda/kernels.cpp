@@ -240,12 +240,12 @@ DecodeTable::DecodeTable(const TableShape&, std::span<const std::array<RowWindow
 DecodeTable::~DecodeTable() = default;
 bool DecodeTable::holds(const TableLoad&) const noexcept { return true; }
 void DecodeTable::reserve(const TableLoad&) {}
-void DecodeTable::set(int, int, std::span<const TableLane>, Stream&) {
+void DecodeTable::set(int, int, std::span<const TableHead>, Stream&) {
   cuda::refuse("DecodeTable::set");
 }
 int DecodeTable::drafts() const noexcept { return 0; }
 void DecodeTable::await_drafts(size_t) const {}
-void DecodeTable::lay(int, int, int, std::span<const TableLane>) {
+void DecodeTable::lay(int, int, int, std::span<const TableHead>) {
   cuda::refuse("DecodeTable::lay");
 }
 void DecodeTable::send(int, Stream&) { cuda::refuse("DecodeTable::send"); }

@@ -1,6 +1,6 @@
-// One layer of a decode step on the CPU. Each KV head of each sequence is told to the kernels as
-// runs of slots that are stored alike. KV heads that hold nothing packed go to one kernel
-// (RowBatch), the others to another (attend_packed).
+// One layer of a decode step on the CPU. Each KV head is described to the kernels as segments:
+// consecutive slots that are stored alike. KV heads without packed tokens go to RowBatch, the
+// others to attend_packed().
 #include "kvcache/engine/decode_attention.h"
 
 #include <atomic>
@@ -14,16 +14,16 @@ namespace kvlm {
 
 namespace {
 
-/// Adds a KV head of full rows only, of `dtype`: those of a ring may lie in two runs.
-void add_full(const PackedLane& packed, const HeadState& head, DType dtype, RowBatch& batch) {
+/// Adds a KV head of unpacked tokens, of `dtype`. A ring that wraps is two segments.
+void add_full(const PackedHead& packed, const HeadState& head, DType dtype, RowBatch& batch) {
   std::array<KeyValueRows, 2 * kStores> rows;
   size_t count = 0;
-  for (const StorePlanes& planes : head.stores) {
-    const int full = planes.keys.full();
-    const int first = planes.keys.ring.before_wrap();
+  for (const StoreBuffers& buffers : head.stores) {
+    const int full = buffers.keys.full();
+    const int first = buffers.keys.ring.before_wrap();
     for (const auto& [begin, size] : {std::pair(0, first), std::pair(first, full - first)}) {
       if (size == 0) continue;
-      rows[count++] = {planes.keys.ring.row(begin), planes.values.ring.row(begin), dtype, size};
+      rows[count++] = {buffers.keys.ring.row(begin), buffers.values.ring.row(begin), dtype, size};
     }
   }
   batch.add(packed.q, std::span(rows).first(count), packed.out);
@@ -51,7 +51,7 @@ void DecodeAttention::reserve(const Workload& load) {
   rows_.reserve(load.sequences);
   grow(packed_, load.heads);
   grow(heads_, load.heads);
-  grow(runs_, load.heads * kRunsPerHead);
+  grow(segments_, load.heads * kSegmentsPerHead);
   weights_.grow(traits_.q_per_kv() * load.rows);
 }
 
@@ -67,7 +67,7 @@ void DecodeAttention::attend(int layer, const float* q, ConstTensorView k, Const
   attend_packed_heads(packed, scale, stream);
 }
 
-/// Gives each row its part of weights_.
+/// Assigns each token its part of weights_.
 void DecodeAttention::place_weights() noexcept {
   float* weights = weights_.data();
   for (Row& row : rows_) {
@@ -77,7 +77,7 @@ void DecodeAttention::place_weights() noexcept {
   }
 }
 
-/// Rows that follow each other are stored together.
+/// Tokens in consecutive rows are stored in one call.
 void DecodeAttention::store_rows(ConstTensorView k, ConstTensorView v, Stream& stream) {
   for (size_t first = 0; first < rows_.size();) {
     size_t end = first + 1;
@@ -89,9 +89,9 @@ void DecodeAttention::store_rows(ConstTensorView k, ConstTensorView v, Stream& s
   }
 }
 
-/// Describes all KV heads. Returns how many hold full rows only.
+/// Describes all KV heads. Returns how many have no packed tokens.
 size_t DecodeAttention::describe(int layer, const float* q, float* out, Stream& stream) {
-  // Queries whose basis changes are put on a list.
+  // On one thread: queries that change basis are appended to a list.
   if (traits_.layer(layer).has_key_basis) return describe_rows(0, rows_.size(), layer, q, out);
   std::atomic<size_t> full{0};
   for_sequences(rows_.size(), traits_.kv_heads(), stream, [&](size_t begin, size_t end) {
@@ -100,13 +100,13 @@ size_t DecodeAttention::describe(int layer, const float* q, float* out, Stream& 
   return full;
 }
 
-/// Appends generated rows [first, last) and describes their KV heads. Returns how many hold full
-/// rows only.
+/// Appends tokens [first, last) and describes their KV heads. Returns how many have no packed
+/// tokens.
 size_t DecodeAttention::describe_rows(size_t first, size_t last, int layer, const float* q,
                                       float* out) {
   const size_t row_elements = static_cast<size_t>(traits_.shape().q_heads) * traits_.dim();
   const size_t head_elements = traits_.q_per_kv() * traits_.dim();
-  SlotRun* runs = runs_.data() + first * traits_.kv_heads() * kRunsPerHead;
+  SlotSegment* segments = segments_.data() + first * traits_.kv_heads() * kSegmentsPerHead;
   size_t full = 0;
   for (size_t i = first; i < last; ++i) {
     const Row& row = rows_[i];
@@ -116,82 +116,83 @@ size_t DecodeAttention::describe_rows(size_t first, size_t last, int layer, cons
     for (size_t h = 0; h < traits_.kv_heads(); ++h) {
       prefetch(i, last, layer, h);
       const size_t index = i * traits_.kv_heads() + h;
-      PackedLane& packed = packed_[index];
+      PackedHead& packed = packed_[index];
       const size_t offset = static_cast<size_t>(row.row) * row_elements + h * head_elements;
       packed.q = q + offset;
       packed.out = out + offset;
       packed.weights = row.weights + h * most;
-      runs += describe_head(state.heads[h], layer, index, runs);
+      segments += describe_head(state.heads[h], layer, index, segments);
       if (packed.slots == 0) ++full;
     }
   }
   return full;
 }
 
-/// What packed attention has to know of KV head number `index`; 0 slots if it holds full rows only.
-/// Returns how many runs it has put to `memory`.
-size_t DecodeAttention::describe_head(HeadState& head, int layer, size_t index, SlotRun* memory) {
-  PackedLane& packed = packed_[index];
+/// Describes KV head number `index` for attend_packed(), with 0 slots if it has no packed tokens.
+/// Returns the number of segments written to `memory`.
+size_t DecodeAttention::describe_head(HeadState& head, int layer, size_t index,
+                                      SlotSegment* memory) {
+  PackedHead& packed = packed_[index];
   heads_[index] = &head;
   packed.slots = 0;
   packed.guarded_remaps = 0;
   packed.weights_wanted = head.weights != nullptr;
   if (is_full(head, layer)) return 0;
-  RunList runs(memory);
+  SegmentList segments(memory);
   for (size_t store = traits_.first_store(); store < kStores; ++store) {
     packed.slots += head.stores[store].keys.slots();
-    add_key_runs(head, store, layer, index, runs);
+    add_key_segments(head, store, layer, index, segments);
   }
-  packed.keys = runs.from(0);
-  add_value_runs(head, layer, runs);
-  assert(static_cast<size_t>(runs.size()) <= kRunsPerHead);
-  packed.values = runs.from(static_cast<int>(packed.keys.size()));
+  packed.keys = segments.from(0);
+  add_value_segments(head, layer, segments);
+  assert(static_cast<size_t>(segments.size()) <= kSegmentsPerHead);
+  packed.values = segments.from(static_cast<int>(packed.keys.size()));
   packed.remaps = remap_.describe(index, head.stores[kVisual], layer, /*places=*/false);
-  return static_cast<size_t>(runs.size());
+  return static_cast<size_t>(segments.size());
 }
 
-/// The keys of a store, with the queries in their basis.
-void DecodeAttention::add_key_runs(const HeadState& head, size_t store, int layer, size_t index,
-                                   RunList& runs) {
-  const Plane& keys = head.stores[store].keys;
-  const int first = runs.size();
-  keys.blocks.add_to(runs);
-  keys.ring.add_to(runs, keys.layout().dtype);
+/// Adds the keys of a store, with queries in their basis.
+void DecodeAttention::add_key_segments(const HeadState& head, size_t store, int layer, size_t index,
+                                       SegmentList& segments) {
+  const KvBuffer& keys = head.stores[store].keys;
+  const int first = segments.size();
+  keys.blocks.add_to(segments);
+  keys.ring.add_to(segments, keys.layout().dtype);
   if (!traits_.layer(layer).has_key_basis || keys.packed() == 0) return;
   const float* q = key_basis_.add_queries(layer, store, index, packed_[index].q, head.facts[store]);
-  for (int i = first; i < runs.size() && q != nullptr; ++i) {
-    if (runs[i].format != nullptr) runs[i].q = q;
+  for (int i = first; i < segments.size() && q != nullptr; ++i) {
+    if (segments[i].format != nullptr) segments[i].q = q;
   }
 }
 
-void DecodeAttention::add_value_runs(const HeadState& head, int layer, RunList& runs) {
+void DecodeAttention::add_value_segments(const HeadState& head, int layer, SegmentList& segments) {
   for (size_t store = traits_.first_store(); store < kStores; ++store) {
-    const Plane& values = head.stores[store].values;
+    const KvBuffer& values = head.stores[store].values;
     if (store == kRest && traits_.layer(layer).protects) {
-      ProtectedValues::add_packed(head, runs);
+      ProtectedValues::add_packed(head, segments);
     } else {
-      values.blocks.add_to(runs);
+      values.blocks.add_to(segments);
     }
-    values.ring.add_to(runs, values.layout().dtype);
+    values.ring.add_to(segments, values.layout().dtype);
   }
 }
 
-/// Nothing is packed, and nobody asks for weights. Planes that are empty whatever happens are not
-/// looked at: each costs a miss.
+/// Nothing is packed, and no weights are needed. Skips buffers that this layer never uses: each
+/// read is a cache miss.
 bool DecodeAttention::is_full(const HeadState& head, int layer) const noexcept {
   return head.weights == nullptr &&
          (!traits_.plan().split || head.stores[kVisual].full_alike(/*protects=*/false)) &&
          head.stores[kRest].full_alike(traits_.layer(layer).protects);
 }
 
-/// Fetches what a KV head of the next few generated rows before `last` will need, each step of the
-/// way one row earlier.
+/// Prefetches the KV head of the next few tokens before `last`. Each level of pointers is fetched
+/// one token ahead of the next level.
 void DecodeAttention::prefetch(size_t i, size_t last, int layer, size_t head) const noexcept {
   const auto state = [&](size_t ahead) -> const LayerState* {
     if (i + ahead >= last) return nullptr;
     return &rows_[i + ahead].sequence->layers[static_cast<size_t>(layer)];
   };
-  const auto for_planes = [&](const LayerState& of, const auto& body) {
+  const auto for_buffers = [&](const LayerState& of, const auto& body) {
     for (size_t store = traits_.first_store(); store < kStores; ++store) {
       body(of.heads[head].stores[store].keys);
       body(of.heads[head].stores[store].values);
@@ -199,15 +200,15 @@ void DecodeAttention::prefetch(size_t i, size_t last, int layer, size_t head) co
   };
   if (const LayerState* far = state(3)) __builtin_prefetch(far);
   if (const LayerState* next = state(2)) {
-    for_planes(*next, [](const Plane& plane) { plane.prefetch(); });
+    for_buffers(*next, [](const KvBuffer& buffer) { buffer.prefetch(); });
   }
   if (const LayerState* near = state(1)) {
-    for_planes(*near, [](const Plane& plane) { plane.blocks.prefetch(); });
+    for_buffers(*near, [](const KvBuffer& buffer) { buffer.blocks.prefetch(); });
   }
 }
 
-/// Attends the KV heads that hold full rows only, of which there are `full`. Moves the others to
-/// the front of packed_ and returns how many they are.
+/// Computes attention of the `full` KV heads without packed tokens. Moves the others to the front
+/// of packed_ and returns their number.
 size_t DecodeAttention::attend_full(size_t full, float scale, Stream& stream) {
   const size_t count = rows_.size() * traits_.kv_heads();
   if (full == 0) return count;
@@ -225,12 +226,12 @@ size_t DecodeAttention::attend_full(size_t full, float scale, Stream& stream) {
   return packed;
 }
 
-/// Attends the first `count` of packed_.
+/// Computes attention of the first `count` KV heads of packed_.
 void DecodeAttention::attend_packed_heads(size_t count, float scale, Stream& stream) {
   if (count == 0) return;
-  const std::span<PackedLane> packed = std::span(packed_).first(count);
+  const std::span<PackedHead> packed = std::span(packed_).first(count);
   attend_packed(packed, traits_.shape().q_per_kv(), traits_.shape().head_dim, scale, stream);
-  for (const PackedLane& lane : packed) clamped_ += lane.guarded_remaps;
+  for (const PackedHead& head : packed) clamped_ += head.guarded_remaps;
   decode_weights_.add(packed, heads_, stream);
 }
 

@@ -17,33 +17,33 @@
 
 namespace kvlm {
 
-/// Attention of generated rows on the CPU: appends each to its sequence and describes the KV heads
-/// of a layer to the kernels, which read them as they are stored.
+/// Decode attention on the CPU: appends each generated token to its sequence, and describes the KV
+/// heads of a layer to the kernels, which read them as stored.
 class DecodeAttention {
  public:
   DecodeAttention(const CacheTraits& traits, RowAppender& appender, KeyBasisChange& key_basis,
                   VisualRemap& remap, DecodeWeights& weights);
 
   void reserve(const Workload& load);
-  /// Begins a layer, without rows.
+  /// Begins a layer with an empty list.
   void start_layer() noexcept { rows_.clear(); }
-  /// A generated row: number `row` of the step.
+  /// Adds the generated token in row `row` of the step.
   void add(Sequence& sequence, int64_t row) { rows_.push_back({&sequence, row, nullptr}); }
-  /// Appends and attends the rows that were added.
-  ///   q     of all rows of the step, (rows, q_heads, head_dim)
-  ///   k, v  likewise, (rows, kv_heads, head_dim)
+  /// Stores the added tokens and computes their attention.
+  ///   q     (rows of the step, q_heads, head_dim)
+  ///   k, v  (rows of the step, kv_heads, head_dim)
   ///   out   as q, which it may not overlap
   void attend(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream);
 
-  /// Slopes that remaps have clamped.
+  /// Slopes that remaps have clamped so far.
   int64_t guarded_remaps() const noexcept { return clamped_; }
 
  private:
-  /// KV heads have keys and values of two stores, each in at most three runs, and protected values.
-  static constexpr size_t kRunsPerHead = 13;
+  /// Keys and values of two stores in at most three segments each, and protected values.
+  static constexpr size_t kSegmentsPerHead = 13;
 
-  /// A generated row, while a layer attends.
+  /// A generated token, while a layer attends.
   struct Row {
     Sequence* sequence;
     int64_t row;     // of the step
@@ -53,9 +53,10 @@ class DecodeAttention {
   void store_rows(ConstTensorView k, ConstTensorView v, Stream& stream);
   size_t describe(int layer, const float* q, float* out, Stream& stream);
   size_t describe_rows(size_t first, size_t last, int layer, const float* q, float* out);
-  size_t describe_head(HeadState& head, int layer, size_t index, SlotRun* memory);
-  void add_key_runs(const HeadState& head, size_t store, int layer, size_t index, RunList& runs);
-  void add_value_runs(const HeadState& head, int layer, RunList& runs);
+  size_t describe_head(HeadState& head, int layer, size_t index, SlotSegment* memory);
+  void add_key_segments(const HeadState& head, size_t store, int layer, size_t index,
+                        SegmentList& segments);
+  void add_value_segments(const HeadState& head, int layer, SegmentList& segments);
   bool is_full(const HeadState& head, int layer) const noexcept;
   void prefetch(size_t i, size_t last, int layer, size_t head) const noexcept;
   size_t attend_full(size_t full, float scale, Stream& stream);
@@ -66,13 +67,13 @@ class DecodeAttention {
   KeyBasisChange& key_basis_;
   VisualRemap& remap_;
   DecodeWeights& decode_weights_;
-  RowBatch full_batch_;  // KV heads that hold nothing packed
+  RowBatch full_batch_;  // KV heads without packed tokens
   int64_t clamped_ = 0;
   std::vector<Row> rows_;
-  // By number of the generated row times kv_heads, plus the KV head; then those with packed rows.
-  std::vector<PackedLane> packed_;
+  // By index of the generated row times kv_heads plus KV head. Later compacted to packed KV heads.
+  std::vector<PackedHead> packed_;
   std::vector<HeadState*> heads_;
-  std::vector<SlotRun> runs_;  // of these, with gaps
+  std::vector<SlotSegment> segments_;  // of packed_, with gaps
   FloatSpace weights_;
 };
 

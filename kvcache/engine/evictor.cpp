@@ -13,7 +13,7 @@ Evictor::Evictor(const CacheTraits& traits, DecodeWeights& weights, SinkRotation
 
 void Evictor::reserve(const Workload& load) {
   if (traits_.retention() == nullptr) return;
-  // A slot leaves gaps in keys, values and weights.
+  // Each evicted slot leaves gaps in keys, values and weights.
   gaps_.reserve(kGapsTogether + traits_.kv_heads() * traits_.layers() * 3);
   weights_.reserve(load);
 }
@@ -38,7 +38,8 @@ void Evictor::evict_layer(Sequence& sequence, int layer, int newer, Stream& stre
   close_gaps_left(stream);
 }
 
-/// Drops the slot that the rule names, if any. Layers of one pair drop the slot of their first.
+/// Evicts the slot that the rule names, if any. Layers of a pair evict the slot of their first
+/// layer.
 void Evictor::evict_from(Sequence& sequence, int layer, int step, Stream& stream) {
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   DecodeView view;
@@ -54,13 +55,13 @@ void Evictor::evict_from(Sequence& sequence, int layer, int step, Stream& stream
     if (slot < 0) return;
     HeadState& head = state.heads[h];
     const int value = evict_slot(state, head, slot);
-    // A bitmap that all KV heads have in common changes once, when all have been read.
+    // A bitmap shared by all KV heads is changed once, after all have read it.
     const bool last_of_bitmap = per_head || h + 1 == traits_.kv_heads();
     if (value >= 0 && last_of_bitmap) ProtectedValues::erase(head, value);
   }
 }
 
-/// The slot that a KV head drops, which the others of its layer may follow; or -1.
+/// The slot that a KV head evicts, or -1; it may hold for all heads of the layer.
 int Evictor::choose(LayerState& state, int layer, size_t head, DecodeView& view, Stream& stream) {
   const int pair = traits_.pair_of(layer);
   if (head == 0 && pair != layer) return dropped_[static_cast<size_t>(pair)];
@@ -79,8 +80,8 @@ int Evictor::choose(LayerState& state, int layer, size_t head, DecodeView& view,
   return slot;
 }
 
-/// Drops a slot, counted in the order of the tokens. Returns which value slot of kRest it was, if
-/// some are protected, else -1.
+/// Evicts a slot, counted in token order. Returns the index among the value slots of kRest if some
+/// are protected, else -1.
 int Evictor::evict_slot(LayerState& state, HeadState& head, int slot) {
   const size_t store = traits_.store_of(head.tags[static_cast<size_t>(slot)]);
   const int at = slot_in_store(head, store, slot);
@@ -89,17 +90,17 @@ int Evictor::evict_slot(LayerState& state, HeadState& head, int slot) {
     head.scores.erase(head.scores.begin() + slot);
   }
   evict_weight(head, store, at);
-  const auto evict_from_plane = [&](Plane& plane, int row) {
-    state.plane_bytes -= plane.bytes();
-    const RowGap gap = plane.evict(row);
-    state.plane_bytes += plane.bytes();
+  const auto evict_from_buffer = [&](KvBuffer& buffer, int row) {
+    state.buffer_bytes -= buffer.bytes();
+    const RowGap gap = buffer.evict(row);
+    state.buffer_bytes += buffer.bytes();
     if (gap.ring != nullptr) gaps_.push_back(gap);
   };
-  evict_from_plane(head.stores[store].keys, at);
+  evict_from_buffer(head.stores[store].keys, at);
   if (store == kRest) {
-    ProtectedValues::evict(head, at, evict_from_plane);
+    ProtectedValues::evict(head, at, evict_from_buffer);
   } else {
-    evict_from_plane(head.stores[store].values, at);
+    evict_from_buffer(head.stores[store].values, at);
   }
   return store == kRest && head.protected_bits != nullptr ? at : -1;
 }

@@ -12,21 +12,21 @@
 
 namespace kvlm {
 
-/// Drops the slots that the retention rule names, after attention (docs/formulas.md, "Eviction").
+/// Evicts the slots that the retention rule names, after attention (docs/formulas.md, "Eviction").
 class Evictor {
  public:
   Evictor(const CacheTraits& traits, DecodeWeights& weights, SinkRotation& sinks);
 
   void reserve(const Workload& load);
-  /// After a generated row was attended in every layer of `sequences`.
+  /// Evicts in every layer, after a generated token has attended.
   void evict(std::span<Sequence* const> sequences, Stream& stream);
-  /// After row number `newer` of a later prompt was stored in a layer.
+  /// Evicts in one layer, after token number `newer` of a later prompt was stored.
   void evict_layer(Sequence& sequence, int layer, int newer, Stream& stream);
-  /// Forgets what a step that has failed has left.
+  /// Clears the list of gaps after a failed step.
   void clear() noexcept { gaps_.clear(); }
 
  private:
-  /// Gaps that are closed in one call, at least; those of a sequence at a time join them.
+  /// Gaps are closed once there are so many; a sequence adds all of its gaps before the check.
   static constexpr size_t kGapsTogether = 4096;
 
   void evict_from(Sequence& sequence, int layer, int step, Stream& stream);
@@ -40,7 +40,7 @@ class Evictor {
   DecodeWeights& weights_;
   SinkRotation& sinks_;
   std::vector<RowGap> gaps_;
-  std::vector<int> dropped_;  // (layers,) of pairs' first layers: the slot that this step drops
+  std::vector<int> dropped_;  // (layers,) slots evicted in this step, by first layer of a pair
 };
 
 }  // namespace kvlm

@@ -10,12 +10,12 @@
 
 namespace kvlm {
 
-/// Floats on a device that grow and never shrink; growing loses what they held.
+/// A float workspace on a device that grows and never shrinks; growing discards its contents.
 class FloatSpace {
  public:
   explicit FloatSpace(Device device) : device_(device) {}
-  /// Room for `count` floats; for more where there is memory, since sequences come one by one and
-  /// a GPU waits for what it does before memory is freed.
+  /// Makes space for `count` floats, or half more than before if memory allows: the workspace grows
+  /// with every new sequence, and a GPU must be idle before memory is freed.
   void grow(size_t count) {
     if (count <= size_) return;
     const size_t more = size_ + size_ / 2;
@@ -26,7 +26,7 @@ class FloatSpace {
       take(count);
     }
   }
-  /// A copy of floats, for which there is room.
+  /// Copies floats into the workspace.
   ConstTensorView copy_of(ConstTensorView from, Stream& stream) {
     grow(static_cast<size_t>(from.elements()));
     const TensorView copied(memory_.data(), DType::kF32, from.shape(), from.device());
@@ -38,8 +38,8 @@ class FloatSpace {
 
  private:
   void take(size_t count) {
-    memory_ = Buffer();  // first, so that not both are held
-    size_ = 0;           // should there be no room
+    memory_ = Buffer();  // first, so that both are never held at once
+    size_ = 0;           // in case the allocation throws
     memory_ = Buffer(device_, count * sizeof(float));
     size_ = count;
   }

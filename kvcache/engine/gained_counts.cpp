@@ -1,6 +1,7 @@
-// What a row of decode adds to a sequence whose counters are on a GPU follows from numbers of rows:
-// a row to each ring, or a flush, or a slot less. gain() counts that in a few numbers a sequence,
-// so that its bytes are known at every step; catch_up() repeats it in every plane.
+// If the GPU keeps a sequence's counters, the effect of a decode token still follows from token
+// counts: one more token in each ring, a flush, or a slot less. gain() applies this to a few
+// numbers per sequence, so that its bytes are known at every step. catch_up() replays it in every K
+// and V buffer.
 #include "kvcache/engine/gained_counts.h"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ void GainedCounts::start(Sequence& sequence) const {
     const auto at = static_cast<size_t>(layer);
     for (const HeadState& head : sequence.layers[at].heads) {
       for (const KvSide side : kSides) {
-        GainedRows rows = rows_of(head.plane(kRest, side), side, layer);
+        GainedRows rows = rows_of(head.buffer(kRest, side), side, layer);
         if (traits_.evicts()) rows.dropping = sequence.dropping_of[at];
         add(sequence, rows);
       }
@@ -28,7 +29,7 @@ void GainedCounts::start(Sequence& sequence) const {
   }
 }
 
-/// Finds out which layers drop alike, so that the rule is asked once for all of them.
+/// Groups layers that evict alike, so that the rule is called once per group.
 void GainedCounts::group_layers(Sequence& sequence) const {
   sequence.dropping.clear();
   sequence.dropping_of.clear();
@@ -56,29 +57,29 @@ DroppingLayers GainedCounts::dropping_of(const LayerState& state, int layer) con
   of.forget = state.forget;
   of.turned = state.sink_rows > 0 || traits_.retention()->most_sinks() == 0;
   for (const HeadState& head : state.heads) {
-    of.behind_pictures = std::max(of.behind_pictures, behind_pictures(head));
+    of.behind_images = std::max(of.behind_images, behind_images(head));
   }
   if (traits_.retention()->evicts_by_score() && !traits_.table().scores) of.chosen_by = layer;
   return of;
 }
 
-/// The first slot behind all that are stored apart: from there on a slot's number among all is its
-/// number in the order of the stores.
-int GainedCounts::behind_pictures(const HeadState& head) const {
+/// The first slot after all tokens that are stored separately. From it on, token order and store
+/// order agree.
+int GainedCounts::behind_images(const HeadState& head) const {
   if (!traits_.plan().split) return 0;
   const auto last = std::find_if(head.tags.rbegin(), head.tags.rend(),
                                  [&](int16_t tag) { return traits_.store_of(tag) == kVisual; });
   return static_cast<int>(head.tags.rend() - last);
 }
 
-/// What a row adds to one plane.
-GainedRows GainedCounts::rows_of(const Plane& plane, KvSide side, int layer) const {
-  const PlaneLayout& layout = plane.layout();
+/// Counters of one K or V buffer.
+GainedRows GainedCounts::rows_of(const KvBuffer& buffer, KvSide side, int layer) const {
+  const BufferLayout& layout = buffer.layout();
   GainedRows rows;
   rows.side = side;
   rows.window = traits_.flush_rule(side, layer);
   rows.host = traits_.host_flushes(layer, side);
-  rows.full = plane.full();
+  rows.full = buffer.full();
   rows.row_bytes = layout.row_bytes();
   if (rows.window == nullptr || rows.host) return rows;
   const int packed = rows.window->rows;
@@ -88,20 +89,20 @@ GainedRows GainedCounts::rows_of(const Plane& plane, KvSide side, int layer) con
   return rows;
 }
 
-/// Planes that are alike are counted together.
+/// Buffers with equal counters share an entry.
 void GainedCounts::add(Sequence& sequence, const GainedRows& rows) {
   const auto alike = std::find_if(sequence.gained.begin(), sequence.gained.end(),
                                   [&](const GainedRows& other) { return other.alike(rows); });
   if (alike == sequence.gained.end()) {
     sequence.gained.push_back(rows);
   } else {
-    ++alike->planes;
+    ++alike->buffers;
   }
 }
 
 Gain GainedCounts::gain(Sequence& sequence, std::span<int> dropped) const {
   ++sequence.uncounted;
-  if (sequence.placed) {  // bytes the GPU alone knows
+  if (sequence.placed) {  // only the GPU knows the bytes
     if (!traits_.table().weighs) name_dropped(sequence, dropped);
     return {};
   }
@@ -125,7 +126,7 @@ Gain GainedCounts::gain(Sequence& sequence, std::span<int> dropped) const {
   return gain;
 }
 
-/// The slots that a sequence drops whose packed rows the GPU drops.
+/// Names the slots to evict, for a sequence whose packed tokens the GPU evicts.
 void GainedCounts::name_dropped(Sequence& sequence, std::span<int> dropped) const {
   dropped = dropped.first(sequence.dropping.size());
   for (DroppingLayers& layers : sequence.dropping) ++layers.slots;
@@ -133,11 +134,11 @@ void GainedCounts::name_dropped(Sequence& sequence, std::span<int> dropped) cons
   forget_slots(sequence, dropped);
 }
 
-/// Each KV head has dropped a full row for the one that it has gained.
+/// Each KV head has evicted an unpacked token for the one it gained.
 void GainedCounts::drop_weighed(Sequence& sequence, Gain& gain) {
   for (GainedRows& rows : sequence.gained) {
     --rows.full;
-    gain.bytes -= rows.planes * rows.row_bytes;
+    gain.bytes -= rows.buffers * rows.row_bytes;
   }
 }
 
@@ -145,7 +146,7 @@ Gain GainedCounts::gain_row(Sequence& sequence) {
   Gain gain;
   for (GainedRows& rows : sequence.gained) {
     ++rows.full;
-    gain.bytes += rows.planes * rows.row_bytes;
+    gain.bytes += rows.buffers * rows.row_bytes;
     if (rows.window == nullptr || rows.full < rows.window->trigger) continue;
     if (rows.host) {
       gain.host = true;
@@ -154,12 +155,12 @@ Gain GainedCounts::gain_row(Sequence& sequence) {
     gain.due[static_cast<size_t>(rows.side)] = true;
     const auto packed = static_cast<size_t>(rows.window->rows);
     rows.full -= rows.window->rows;
-    gain.bytes += rows.planes * (rows.packed_bytes - packed * rows.row_bytes);
+    gain.bytes += rows.buffers * (rows.packed_bytes - packed * rows.row_bytes);
   }
   return gain;
 }
 
-/// Layers of a sequence after this step's row, for rules that ask for no weights.
+/// DecodeView after this step's token, for rules that need no weights.
 DecodeView GainedCounts::view_of(const Sequence& sequence, const DroppingLayers& layers) noexcept {
   DecodeView view;
   view.rows = layers.slots;
@@ -171,8 +172,8 @@ DecodeView GainedCounts::view_of(const Sequence& sequence, const DroppingLayers&
   return view;
 }
 
-/// What layers of a sequence drop after this step's row. By score the table chooses, or where it
-/// does not the host, for all KV heads.
+/// The slots that layers evict after this step's token. By score the table chooses; if it cannot,
+/// the host chooses for all KV heads.
 void GainedCounts::choose_dropped(const Sequence& sequence, std::span<int> dropped) const {
   const Retention& rule = *traits_.retention();
   for (size_t i = 0; i < sequence.dropping.size(); ++i) {
@@ -185,14 +186,14 @@ void GainedCounts::choose_dropped(const Sequence& sequence, std::span<int> dropp
   }
 }
 
-/// Whether all of these are full rows behind all pictures that are stored apart, and the first rows
-/// have been turned before if they turn: the host has to drop others.
+/// The GPU may evict these slots: all are unpacked tokens after separately stored images, and sinks
+/// that rotate were rotated before. Otherwise the host evicts.
 bool GainedCounts::gpu_may_drop(const Sequence& sequence,
                                 std::span<const int> dropped) const noexcept {
   const bool turns = traits_.retention()->rerotates();
   for (size_t i = 0; i < dropped.size(); ++i) {
     const DroppingLayers& layers = sequence.dropping[i];
-    if (dropped[i] >= 0 && dropped[i] < layers.behind_pictures) return false;
+    if (dropped[i] >= 0 && dropped[i] < layers.behind_images) return false;
     if (dropped[i] != kNoSlot && turns && !layers.turned) return false;
   }
   return std::none_of(sequence.gained.begin(), sequence.gained.end(), [&](const GainedRows& rows) {
@@ -201,22 +202,22 @@ bool GainedCounts::gpu_may_drop(const Sequence& sequence,
   });
 }
 
-/// Counts the slots that a sequence drops on the GPU. Returns the bytes that they free.
+/// Counts slots that the GPU evicts. Returns the bytes freed.
 size_t GainedCounts::drop_rows(Sequence& sequence, std::span<const int> dropped) const {
   size_t bytes = 0;
   for (GainedRows& rows : sequence.gained) {
     if (dropped[static_cast<size_t>(rows.dropping)] == kNoSlot) continue;
     --rows.full;
-    bytes += rows.planes * rows.row_bytes;
+    bytes += rows.buffers * rows.row_bytes;
   }
   sequence.dropped.insert(sequence.dropped.end(), dropped.begin(), dropped.end());
   forget_slots(sequence, dropped);
   return bytes;
 }
 
-/// What the host knows of slots that are dropped goes.
+/// Removes evicted slots from the host's counters and scores.
 void GainedCounts::forget_slots(Sequence& sequence, std::span<const int> dropped) const {
-  bool scored = false;  // some of them are
+  bool scored = false;  // some evicted slot has a score
   for (size_t i = 0; i < dropped.size(); ++i) {
     DroppingLayers& layers = sequence.dropping[i];
     if (dropped[i] == kNoSlot) continue;
@@ -241,7 +242,7 @@ void GainedCounts::forget_scores(Sequence& sequence, std::span<const int> droppe
 }
 
 void GainedCounts::catch_up(Sequence& sequence) const {
-  if (traits_.table().weighs) sequence.uncounted = 0;  // planes hold as many rows as before
+  if (traits_.table().weighs) sequence.uncounted = 0;  // counts stay equal
   if (sequence.uncounted == 0) return;
   std::vector<Dropped> dropped;
   if (traits_.evicts()) {
@@ -249,7 +250,7 @@ void GainedCounts::catch_up(Sequence& sequence) const {
       dropped.push_back(replay_choices(sequence, layer));
     }
   }
-  // Blocks of shared codes are found by those of the layer that has them.
+  // Owners first: layers that share codes take block addresses from them.
   for (const bool shared : {false, true}) {
     for (int layer = 0; layer < traits_.shape().layers; ++layer) {
       LayerState& state = sequence.layers[static_cast<size_t>(layer)];
@@ -258,12 +259,12 @@ void GainedCounts::catch_up(Sequence& sequence) const {
         std::span<const int> slots;
         if (!dropped.empty()) slots = dropped[static_cast<size_t>(layer)].of(h);
         for (const KvSide side : kSides) {
-          Plane& plane = head.plane(kRest, side);
-          if (plane.layout().shared != shared) continue;
-          state.plane_bytes -= plane.bytes();
+          KvBuffer& buffer = head.buffer(kRest, side);
+          if (buffer.layout().shared != shared) continue;
+          state.buffer_bytes -= buffer.bytes();
           const int before = head.stores[kVisual].keys.slots();
-          replay(plane, sequence.uncounted, slots, before, window_of(side, layer));
-          state.plane_bytes += plane.bytes();
+          replay(buffer, sequence.uncounted, slots, before, window_of(side, layer));
+          state.buffer_bytes += buffer.bytes();
         }
         if (!shared && traits_.retention() != nullptr) {
           replay_tags(head, sequence.uncounted, slots);
@@ -275,8 +276,8 @@ void GainedCounts::catch_up(Sequence& sequence) const {
   sequence.dropped.clear();
 }
 
-/// What the KV heads of a layer have dropped after each row that is not counted, as the table has
-/// chosen. What the host knows of these rows goes.
+/// The slots that KV heads of a layer evicted after each uncounted token, as the table chose them.
+/// Removes their scores.
 GainedCounts::Dropped GainedCounts::replay_choices(Sequence& sequence, int layer) const {
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   const bool apart = traits_.table().scores && traits_.layouts().per_head();
@@ -285,7 +286,7 @@ GainedCounts::Dropped GainedCounts::replay_choices(Sequence& sequence, int layer
   Dropped dropped;
   dropped.lists.resize(lists);
   for (int row = 0; row < sequence.uncounted; ++row) {
-    // A row that the host settles itself has none.
+    // The host evicts after this token itself.
     const size_t at = static_cast<size_t>(row) * sequence.dropping.size() + group;
     const int said = at < sequence.dropped.size() ? sequence.dropped[at] : kNoSlot;
     if (said != kNoSlot && traits_.retention()->rerotates()) ++state.rotated_by;
@@ -303,22 +304,22 @@ GainedCounts::Dropped GainedCounts::replay_choices(Sequence& sequence, int layer
   return dropped;
 }
 
-/// The window that a table packs.
+/// The window that the table packs; null: none.
 const FlushRule* GainedCounts::window_of(KvSide side, int layer) const noexcept {
   return traits_.host_flushes(layer, side) ? nullptr : traits_.flush_rule(side, layer);
 }
 
-/// Counts in one plane what a KV head has gained and dropped: behind `before` slots of others.
-void GainedCounts::replay(Plane& plane, int gained, std::span<const int> dropped, int before,
+/// Replays gained and evicted tokens in one buffer, which follows `before` slots of another store.
+void GainedCounts::replay(KvBuffer& buffer, int gained, std::span<const int> dropped, int before,
                           const FlushRule* window) {
-  if (dropped.empty()) return plane.gain(gained, window);
+  if (dropped.empty()) return buffer.gain(gained, window);
   for (const int slot : dropped) {
-    plane.gain(1, window);
-    if (slot >= 0) static_cast<void>(plane.evict(slot - before));  // the GPU has closed the gap
+    buffer.gain(1, window);
+    if (slot >= 0) static_cast<void>(buffer.evict(slot - before));  // the GPU has closed the gap
   }
 }
 
-/// The same for the tags of a KV head.
+/// Replays them in the tags of a KV head.
 void GainedCounts::replay_tags(HeadState& head, int gained, std::span<const int> dropped) {
   for (int row = 0; row < gained; ++row) {
     head.tags.push_back(kTextRow);
@@ -330,7 +331,7 @@ void GainedCounts::replay_tags(HeadState& head, int gained, std::span<const int>
 void GainedCounts::count_rows(Sequence& sequence) const {
   for (LayerState& state : sequence.layers) {
     const auto rows = static_cast<size_t>(sequence.uncounted);
-    state.plane_bytes += rows * 2 * traits_.kv_heads() * traits_.row_bytes();
+    state.buffer_bytes += rows * 2 * traits_.kv_heads() * traits_.row_bytes();
     for (HeadState& head : state.heads) {
       for (size_t row = 0; row < rows; ++row) count_newest(head);
     }
@@ -338,15 +339,14 @@ void GainedCounts::count_rows(Sequence& sequence) const {
   sequence.uncounted = 0;
 }
 
-/// Counts the windows that are full, as RowAppender does.
 void GainedCounts::count_due(Sequence& sequence) const {
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     LayerState& state = sequence.layers[static_cast<size_t>(layer)];
     state.due = {};
     for (const HeadState& head : state.heads) {
       for (const Window& window : traits_.layer(layer).windows) {
-        const Plane& plane = head.plane(window.store, window.side);
-        if (window.store != kRest || plane.full() < window.packing->flush.trigger) continue;
+        const KvBuffer& buffer = head.buffer(window.store, window.side);
+        if (window.store != kRest || buffer.full() < window.packing->flush.trigger) continue;
         ++state.due[window.store][static_cast<size_t>(window.side)];
       }
     }

@@ -11,36 +11,36 @@
 
 namespace kvlm {
 
-/// What a row of decode has come to.
+/// Result of counting one decode token of a sequence.
 struct Gain {
-  size_t bytes = 0;           ///< that the sequence has more, modulo 2^64: it may be fewer
-  std::array<bool, 2> due{};  ///< by KvSide: a window is full that the GPU packs
-  bool host = false;          ///< the host has a window to flush, or a slot to drop
+  size_t bytes = 0;           ///< growth of the sequence modulo 2^64, since it may shrink
+  std::array<bool, 2> due{};  ///< by KvSide: the GPU has a full window to pack
+  bool host = false;          ///< the host has a window to flush or a slot to evict
 };
 
-/// Counts, on the host, what sequences gain that a DecodeTable counts.
+/// Host-side counters of sequences that a DecodeTable counts.
 class GainedCounts {
  public:
   explicit GainedCounts(const CacheTraits& traits) : traits_(traits) {}
 
-  /// Begins with a sequence as its planes are.
+  /// Initialises the counters from the sequence's K and V buffers.
   void start(Sequence& sequence) const;
-  /// Counts a row.
-  ///   dropped  (Sequence.dropping,) returned: DecodeTable::evict(); kNoSlot also where the host
-  ///            drops
+  /// Counts one token.
+  ///   dropped  (Sequence.dropping,) output: slots for DecodeTable::evict(); kNoSlot also if the
+  ///            host evicts
   Gain gain(Sequence& sequence, std::span<int> dropped) const;
-  /// Makes planes and tags count the rows that they do not count yet.
+  /// Updates buffers and tags by the uncounted tokens.
   void catch_up(Sequence& sequence) const;
-  /// The same of a sequence that is told_anew: the host has yet to pack and to drop.
+  /// The same if told_anew: the host has yet to pack and evict.
   void count_rows(Sequence& sequence) const;
-  /// Counts the windows that are full, as RowAppender does, after catch_up().
+  /// Counts full windows, as RowAppender does, after catch_up().
   void count_due(Sequence& sequence) const;
-  /// Counts the row that a step has stored and attended to, in a copy of a KV head.
+  /// Counts the token just stored and attended to, in a copy of a KV head.
   void count_newest(HeadState& head) const;
 
  private:
-  /// The slots that a layer has dropped after each of its last rows, kNoSlot where none: a list for
-  /// every KV head, or one for all.
+  /// Slots that a layer evicted after each of its newest tokens, kNoSlot for none: one list per KV
+  /// head, or one for all.
   struct Dropped {
     std::vector<std::vector<int>> lists;
     std::span<const int> of(size_t head) const { return lists[lists.size() == 1 ? 0 : head]; }
@@ -48,8 +48,8 @@ class GainedCounts {
 
   void group_layers(Sequence& sequence) const;
   DroppingLayers dropping_of(const LayerState& state, int layer) const;
-  int behind_pictures(const HeadState& head) const;
-  GainedRows rows_of(const Plane& plane, KvSide side, int layer) const;
+  int behind_images(const HeadState& head) const;
+  GainedRows rows_of(const KvBuffer& buffer, KvSide side, int layer) const;
   static void add(Sequence& sequence, const GainedRows& rows);
   static Gain gain_row(Sequence& sequence);
   static void drop_weighed(Sequence& sequence, Gain& gain);
@@ -62,7 +62,7 @@ class GainedCounts {
   void forget_scores(Sequence& sequence, std::span<const int> dropped) const;
   Dropped replay_choices(Sequence& sequence, int layer) const;
   const FlushRule* window_of(KvSide side, int layer) const noexcept;
-  static void replay(Plane& plane, int gained, std::span<const int> dropped, int before,
+  static void replay(KvBuffer& buffer, int gained, std::span<const int> dropped, int before,
                      const FlushRule* window);
   static void replay_tags(HeadState& head, int gained, std::span<const int> dropped);
 

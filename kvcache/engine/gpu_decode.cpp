@@ -1,7 +1,7 @@
-// A step of decode on a GPU. begin() tells the table of the sequences that it does not know as they
-// are now and has it count a row for each; end() has it pack the windows that are full. Windows
-// that a DecodeTable cannot pack are flushed by the host, which takes the sequence back for that,
-// as it does at every step with a sequence of which the table cannot know what goes.
+// A decode step on a GPU. begin() uploads sequences that are not on the table and has the table
+// count one more token for each. end() has it pack full windows and evict. If a DecodeTable cannot
+// pack a window, the host takes the sequence back and flushes it. If the table cannot follow a
+// sequence's evictions, the host takes it back and uploads it again at every step.
 #include "kvcache/engine/gpu_decode.h"
 
 #include <algorithm>
@@ -20,13 +20,13 @@ RowWeights weights_of(const CacheTraits& traits) {
   return traits.layouts().sums_weights() ? RowWeights::kSummed : RowWeights::kOfStep;
 }
 
-/// RoPE's frequencies, where kept keys turn in decode.
+/// RoPE's frequencies, if kept keys are rotated in decode.
 std::span<const float> turned_by(const CacheTraits& traits) {
   const bool turns = traits.evicts() && traits.retention()->rerotates();
   return turns ? std::span(traits.shape().rope_frequencies) : std::span<const float>();
 }
 
-/// Some layer's keys are packed in a basis of their own.
+/// Some layer packs keys in another basis.
 bool changes_key_basis(const CacheTraits& traits) {
   for (int layer = 0; layer < traits.shape().layers; ++layer) {
     if (traits.layer(layer).has_key_basis) return true;
@@ -34,14 +34,14 @@ bool changes_key_basis(const CacheTraits& traits) {
   return false;
 }
 
-/// The window of a side, as far as the table packs it.
+/// The window of a side, if the table packs it.
 RowWindow window_of(const CacheTraits& traits, int layer, KvSide side) {
   if (traits.flush_rule(side, layer) == nullptr || traits.host_flushes(layer, side)) return {};
   const Packing& packing = traits.quantizer(kRest, layer)->packing(side, layer);
   return {&packing.format, packing.rules, packing.flush.trigger, packing.flush.rows};
 }
 
-/// Rows with which a window that the host flushes may be full: all of them may be in its ring.
+/// Tokens after which a window that the host flushes may be full, assuming that all go to its ring.
 int rows_to_flush(const CacheTraits& traits, const Sequence& sequence) {
   int least = INT_MAX;
   for (int layer = 0; layer < traits.shape().layers; ++layer) {
@@ -49,15 +49,15 @@ int rows_to_flush(const CacheTraits& traits, const Sequence& sequence) {
       const FlushRule* window = traits.flush_rule(side, layer);
       if (window == nullptr || !traits.host_flushes(layer, side)) continue;
       for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
-        least = std::min(least, window->trigger - head.plane(kRest, side).full());
+        least = std::min(least, window->trigger - head.buffer(kRest, side).full());
       }
     }
   }
   return least;
 }
 
-/// The table of a cache on a GPU, else none.
-///   remaps  of a KV head, at most
+/// The decode table of a cache on a GPU; null on a CPU.
+///   remaps  most remaps of a KV head
 std::unique_ptr<DecodeTable> make_table(const CacheTraits& traits, int remaps) {
   if (!traits.on_gpu()) return nullptr;
   const CacheShape& shape = traits.shape();
@@ -125,7 +125,7 @@ void GpuDecode::begin(std::span<const StepRows> step, Stream& stream) {
     if (!rows.prompt || !sequence.prompted) continue;
     take_back(sequence);
     std::erase(waiting_, rows.sequence);
-    sequence.places = -1;  // of the first prompt
+    sequence.places = -1;  // it was computed for the earlier prompt
   }
   place_generating(step, stream);
   rows_.clear();
@@ -161,7 +161,7 @@ void GpuDecode::prepare_sequences(Stream& stream) {
   store_.prepare_next();
 }
 
-/// Places the sequences of a step's generated rows that the table does not know.
+/// Uploads sequences with generated tokens in this step that are not on the table.
 void GpuDecode::place_generating(std::span<const StepRows> step, Stream& stream) {
   placing_.clear();
   for (const StepRows& rows : step) {
@@ -179,7 +179,7 @@ void GpuDecode::place_all(std::span<const SequenceId> ids, Stream& stream) {
   }
 }
 
-/// Places as many at most as may be on their way together.
+/// Uploads at most as many sequences as there are drafts (staging buffers).
 void GpuDecode::place_some(std::span<const SequenceId> some, Stream& stream) {
   table_->await_drafts(some.size());
   for_sequences(some.size(), traits_.layers() * traits_.kv_heads(), stream,
@@ -193,7 +193,7 @@ void GpuDecode::place_some(std::span<const SequenceId> some, Stream& stream) {
   laid_ += static_cast<int64_t>(some.size());
 }
 
-/// Lays a sequence as it is now in a draft.
+/// Writes the current state of a sequence to a draft.
 void GpuDecode::lay(SequenceId id, size_t draft) {
   Sequence& sequence = store_.at(id);
   assert(sequence.uncounted == 0);
@@ -211,8 +211,8 @@ void GpuDecode::lay(SequenceId id, size_t draft) {
   sequence.dropping.clear();
 }
 
-/// The table counts the rows of a sequence from now on. A later prompt may have brought more than
-/// there is room for.
+/// The table can count the tokens of a sequence. After a later prompt, the sequence may need more
+/// capacity than the table has.
 bool GpuDecode::counts(const Sequence& sequence) const {
   return table_counts(traits_, sequence) &&
          (!will_be_placed(traits_, sequence) || table_->holds(placed_load(traits_, sequence)));
@@ -225,7 +225,7 @@ void GpuDecode::attend(int layer, const float* q, ConstTensorView k, ConstTensor
   table_->attend(layer, q, out.as<float>(), scale, stream);
 }
 
-/// Changes the queries of a step to where the table looks for them.
+/// Transforms the step's queries and writes them where the table reads them.
 void GpuDecode::change_queries(int layer, const float* q, Stream& stream) {
   if (basis_known_) return key_basis_.change_queries_again(layer, q, stream);
   key_basis_.start_queries(layer);
@@ -261,7 +261,7 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
     Sequence& sequence = store_.at(step[i].sequence);
     if (!step[i].prompt && sequence.on_gpu) end_step_of(sequence, number++, found);
   }
-  if (found.placed) found.due = {true, true};  // which windows are full the GPU knows
+  if (found.placed) found.due = {true, true};  // only the GPU knows which windows are full
   for (const KvSide side : kSides) {
     if (found.due[static_cast<size_t>(side)]) table_->pack(side == KvSide::kKeys, stream);
   }
@@ -275,7 +275,8 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
   return of_host_;
 }
 
-/// Counts the row of the sequence that is number `number` of the step, and what follows from it.
+/// Counts the token of a sequence, and records what the step's end has to do. `number` is the
+/// sequence's index in the step.
 void GpuDecode::end_step_of(Sequence& sequence, size_t number, StepEnd& found) {
   const std::span<int> dropped =
       traits_.evicts() ? std::span(dropped_).subspan(number * traits_.layers(), traits_.layers())

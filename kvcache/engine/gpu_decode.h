@@ -9,7 +9,7 @@
 
 #include "kernels/decode_table.h"
 #include "kvcache/engine/gained_counts.h"
-#include "kvcache/engine/lane_describer.h"
+#include "kvcache/engine/head_describer.h"
 #include "kvcache/engine/sequence.h"
 #include "kvcache/engine/store.h"
 #include "kvcache/engine/table_reader.h"
@@ -19,10 +19,10 @@
 
 namespace kvlm {
 
-/// Decode on a GPU, which keeps the counters of what a sequence holds (DecodeTable). The host says
-/// what a sequence holds when its prompt has ended, or when the host itself has changed it, and
-/// counts the rows that follow when somebody asks (GainedCounts). A sequence whose rows the GPU
-/// cannot count (Sequence.told_anew) changes on the host at the end of every step.
+/// Decode on a GPU, which keeps the counters of each sequence (DecodeTable). The host uploads a
+/// sequence when its prompt has ended or the host has changed it. Later tokens are counted on the
+/// host only when needed (GainedCounts). If the GPU cannot count a sequence (Sequence.told_anew),
+/// the host updates it at the end of every step.
 class GpuDecode {
  public:
   GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisChange& key_basis,
@@ -32,51 +32,49 @@ class GpuDecode {
   bool serves() const noexcept { return table_ != nullptr; }
   void reserve(const Workload& load);
 
-  /// Begins a step: what the table does not know of its sequences it is told.
+  /// Begins a step: uploads sequences that are not on the table.
   void begin(std::span<const StepRows> step, Stream& stream);
-  /// Appends and attends the step's generated rows, as DecodeAttention does.
+  /// Stores the step's generated tokens and computes their attention, as DecodeAttention does.
   void attend(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream);
-  /// `out` of attend() may take the place of the queries.
+  /// `out` of attend() may alias the queries.
   bool attends_in_place(int layer) const noexcept { return table_->attends_in_place(layer); }
-  /// Ends a step: packs the windows that are full, and drops rows. Returns the sequences in which
-  /// the host has to do so, caught up.
+  /// Ends a step: packs full windows and evicts. Returns the sequences whose packing or eviction
+  /// the host must do, caught up.
   std::span<Sequence* const> end(std::span<const StepRows> step, Stream& stream);
-  /// Prompts have ended with the step. The table is told of their sequences while the GPU has
-  /// something to do: at once, or where the host has `waited` for the end of first prompts, so that
-  /// it has nothing, by prepare_sequences() or when a step is of them.
+  /// Uploads sequences whose prompts ended with the step, while the GPU is busy. If the host has
+  /// `waited` for the end of first prompts, the GPU is idle: then prepare_sequences() uploads them,
+  /// or the first step that contains them.
   void end_prompts(std::span<const StepRows> step, bool waited, Stream& stream);
-  /// The GPU is at a prompt, and the host ahead of it: the table is told of sequences that wait,
-  /// and the host's part is made of the next that opens. Without a GPU nothing is done.
+  /// To be called while the GPU computes a prompt. Uploads waiting sequences and allocates the
+  /// host's state of the next one. Does nothing without a GPU.
   void prepare_sequences(Stream& stream);
-  /// The step that has begun will not be ended. What its layers have added to attention weights
-  /// stays, as on the host.
+  /// Abandons the current step. Its additions to attention weights stay, as on the CPU.
   void give_up();
 
-  /// KvCache::repetition() of the step that has begun.
+  /// KvCache::repetition() of the current step.
   uint64_t repetition() const noexcept;
-  /// Counts on the host the rows that a sequence has gained, because the host is about to change
-  /// what the sequence holds.
+  /// Updates the host's state of a sequence and removes it from the table, because the host is
+  /// about to change it.
   void take_back(Sequence& sequence) const;
-  /// Counts on the host the rows that a sequence has gained, between steps. The GPU goes on to
-  /// serve it, once it has been placed again if it drops_on_gpu().
+  /// Updates the host's state of a sequence between steps. It stays on the table, unless it
+  /// drops_on_gpu(): then it is uploaded again.
   void catch_up(Sequence& sequence) const { reader_.catch_up(sequence); }
-  /// Counts what the GPU has made of sequences.
   const TableReader& reader() const noexcept { return reader_; }
-  /// Tells the arena what sequences that are placed use.
+  /// Reports the bytes of placed sequences to the arena.
   void count_bytes() const;
-  /// How often a sequence was laid for the GPU: once when its prompt has ended, and whenever the
-  /// host has changed what it holds.
+  /// Number of uploads: one per sequence when its prompt has ended, and one whenever the host has
+  /// changed it.
   int64_t laid() const noexcept { return laid_; }
   /// Slopes that the remaps of a layer have clamped. Throws Error{kDevice}.
   int64_t guarded_remaps(int layer) const { return table_->guarded_remaps(layer); }
 
  private:
-  /// What the end of a step comes to, over its sequences.
+  /// Work left at the end of a step, over its sequences.
   struct StepEnd {
-    std::array<bool, 2> due{};  // by KvSide: some window is full that the table packs
-    bool drops = false;         // the table is told of rows that go
-    bool placed = false;        // some sequence is
+    std::array<bool, 2> due{};  // by KvSide: the table has a full window to pack
+    bool drops = false;         // the table has to evict
+    bool placed = false;        // some sequence evicts in place
   };
 
   void place_generating(std::span<const StepRows> step, Stream& stream);
@@ -95,17 +93,18 @@ class GpuDecode {
   std::unique_ptr<DecodeTable> table_;
   TableReader reader_;
   std::vector<TableRow> rows_;             // of this step
-  std::vector<TableRow> known_rows_;       // whose queries key_basis_ knows
-  bool basis_known_ = false;               // it knows those of this step
-  std::vector<LaneDescriber> describers_;  // one for each of the table's drafts
+  std::vector<TableRow> known_rows_;       // of the queries in key_basis_
+  bool basis_known_ = false;               // key_basis_ has the queries of this step
+  std::vector<HeadDescriber> describers_;  // one per draft of the table
   std::vector<SequenceId> placing_;
-  std::vector<SequenceId> waiting_;  // their prompts have ended
-  std::vector<int> dropped_;         // (rows of this step, layers)
-  std::vector<int> of_sequence_;     // (layers,) of one
-  std::vector<Sequence*> of_host_;   // to flush and to drop
-  const float* queries_ = nullptr;   // where those in another basis are
+  std::vector<SequenceId> waiting_;  // to be uploaded by prepare_sequences()
+  std::vector<int> dropped_;         // (rows of this step, layers) slots to evict
+  std::vector<int> of_sequence_;     // (layers,) of one sequence
+  std::vector<Sequence*> of_host_;   // for the host to flush and evict
+  const float* queries_ = nullptr;   // queries in another basis
   int64_t laid_ = 0;
-  mutable bool bytes_known_ = true;  // to the arena, of sequences whose packed rows the GPU drops
+  // The arena has the current bytes of sequences that evict packed tokens on the GPU.
+  mutable bool bytes_known_ = true;
 };
 
 }  // namespace kvlm

@@ -27,7 +27,7 @@ std::vector<HeadRows> Inspector::read(const Sequence& sequence, const std::vecto
   return found;
 }
 
-/// Keys, then values, of one KV head after the other.
+/// Keys, then values, for each KV head in turn.
 const std::vector<float>& Inspector::unpack(const std::vector<HeadState>& heads, int layer,
                                             Stream& stream) {
   size_t elements = 0;

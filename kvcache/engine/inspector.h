@@ -12,19 +12,19 @@
 
 namespace kvlm {
 
-/// What attention reads of one KV head of a layer, visual slots first where they are stored apart.
+/// What attention reads of one KV head of a layer; visual slots come first if stored separately.
 struct HeadRows {
   std::vector<float> keys, values;  ///< (slots, head_dim)
   std::vector<int16_t> tags;        ///< (slots,) modality
-  std::vector<ScoreRemap> remaps;   ///< of scores, before the softmax
+  std::vector<ScoreRemap> remaps;   ///< applied to scores before the softmax
 };
 
-/// Copies of stored rows on the host, for tests and tools.
+/// Copies stored tokens to the host, for tests and tools.
 class Inspector {
  public:
   Inspector(const CacheTraits& traits, Unpacker& unpacker, const VisualRemap& remap);
 
-  /// The rows of `heads`, (kv_heads,) of a layer of `sequence`.
+  /// The stored tokens of `heads`, (kv_heads,) of a layer of `sequence`.
   std::vector<HeadRows> read(const Sequence& sequence, const std::vector<HeadState>& heads,
                              int layer, Stream& stream);
 
@@ -35,8 +35,8 @@ class Inspector {
   const CacheTraits& traits_;
   Unpacker& unpacker_;
   const VisualRemap& remap_;
-  FloatSpace floats_;           // keys and values of KV heads
-  std::vector<float> on_host_;  // the same
+  FloatSpace floats_;           // keys and values, on the device
+  std::vector<float> on_host_;  // copy of floats_
 };
 
 }  // namespace kvlm

@@ -21,7 +21,7 @@ void LaterPrompt::attend(Sequence& sequence, const StepRows& rows, int layer, Co
                          Stream& stream) {
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   if (!find_stored(state)) unpack(state, layer, stream);
-  // Before attention: its output may take the place of the queries.
+  // Before attention, whose output may overwrite the queries.
   if (traits_.layouts().keeps_weights()) sum_weights(state, q, k, scale, stream);
   attention(out, q, k, v, past_, /*causal=*/true, scale, traits_.shape().multiply, stream);
   for (int row = 0; row < rows.rows;) {
@@ -31,12 +31,12 @@ void LaterPrompt::attend(Sequence& sequence, const StepRows& rows, int layer, Co
   }
 }
 
-/// Takes what a layer has stored as it lies: full rows of one store, side by side. Returns false if
-/// it does not.
+/// Refers to the stored tokens of a layer in place, if all are unpacked, contiguous and in one
+/// store. Otherwise returns false.
 bool LaterPrompt::find_stored(const LayerState& state) {
   past_.clear();
   for (const HeadState& head : state.heads) {
-    const StorePlanes& rest = head.stores[kRest];
+    const StoreBuffers& rest = head.stores[kRest];
     const int rows = rest.keys.full();
     const bool lies = head.slots() == rows && rest.full_alike(/*protects=*/true) &&
                       rest.keys.ring.before_wrap() == rows;
@@ -46,7 +46,7 @@ bool LaterPrompt::find_stored(const LayerState& state) {
   return true;
 }
 
-/// Makes floats of what a layer has stored, for the time of one call.
+/// Unpacks the stored tokens of a layer to floats, valid for one call.
 void LaterPrompt::unpack(const LayerState& state, int layer, Stream& stream) {
   size_t stored = 0;
   for (const HeadState& head : state.heads) stored += static_cast<size_t>(head.slots());
@@ -63,11 +63,11 @@ void LaterPrompt::unpack(const LayerState& state, int layer, Stream& stream) {
   }
 }
 
-/// Adds the attention of the new rows to the sums of stored slots, or puts that of the last one in
-/// their place; keeps that of new ones.
+/// Adds the new tokens' attention to the sums of stored slots, or replaces the weights by those of
+/// the last token. New slots get theirs, too.
 void LaterPrompt::sum_weights(LayerState& state, ConstTensorView q, ConstTensorView k, float scale,
                               Stream& stream) {
-  assert(!traits_.on_gpu());  // a GPU takes one prompt of rules that go on summing
+  assert(!traits_.on_gpu());  // on a GPU such rules refuse a second prompt
   const auto past = static_cast<size_t>(state.heads[0].slots());
   const size_t columns = past + static_cast<size_t>(k.shape()[0]);
   sums_.resize(traits_.kv_heads() * columns);
@@ -83,21 +83,20 @@ void LaterPrompt::sum_weights(LayerState& state, ConstTensorView q, ConstTensorV
   }
 }
 
-/// How many of `left` rows can be stored before something follows them: a flush, or a choice of
-/// what to drop.
+/// How many of `left` tokens can be stored before the next flush or eviction.
 int LaterPrompt::rows_at_once(const LayerState& state, int layer, int left) const noexcept {
   if (traits_.retention() != nullptr) return 1;
   int rows = left;
   for (const Window& window : traits_.layer(layer).windows) {
     for (const HeadState& head : state.heads) {
-      const int full = head.plane(window.store, window.side).full();
+      const int full = head.buffer(window.store, window.side).full();
       rows = std::min(rows, std::max(1, window.packing->flush.trigger - full));
     }
   }
   return rows;
 }
 
-/// Appends `count` rows from `row` on and does what follows the last in a step of decode.
+/// Stores `count` tokens from `row` on, then flushes and evicts as a decode step does.
 void LaterPrompt::store_rows(Sequence& sequence, const StepRows& rows, int row, int count,
                              int layer, ConstTensorView k, ConstTensorView v, Stream& stream) {
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];

@@ -13,9 +13,9 @@
 
 namespace kvlm {
 
-/// Prompts on top of what is stored: their rows attend exactly, to each other and to what is
-/// stored, as floats if some of it is packed. Then they are stored as decode stores rows, as many
-/// together as nothing follows: neither a flush nor a choice of what to drop.
+/// Prompts after the first. Their tokens attend exactly, to each other and to stored tokens, which
+/// are unpacked to floats if any is packed. Then they are stored as in decode, in groups that need
+/// neither a flush nor an eviction in between.
 class LaterPrompt {
  public:
   LaterPrompt(const CacheTraits& traits, Unpacker& unpacker, RowAppender& appender,
@@ -38,9 +38,9 @@ class LaterPrompt {
   RowAppender& appender_;
   WindowPacker& packer_;
   Evictor& evictor_;
-  FloatSpace floats_;               // what a layer of a sequence has stored, unpacked
-  std::vector<KeyValueRows> past_;  // (kv_heads,) what it has stored
-  std::vector<double> sums_;        // (kv_heads, columns) of the new rows' attention
+  FloatSpace floats_;               // the stored tokens of a layer, if unpacked
+  std::vector<KeyValueRows> past_;  // (kv_heads,) the stored tokens of a layer
+  std::vector<double> sums_;        // (kv_heads, columns) attention sums of the new tokens
 };
 
 }  // namespace kvlm

@@ -8,7 +8,7 @@ namespace kvlm {
 
 namespace {
 
-/// The last of the least. Many at a time: a batch asks thousands of times a step.
+/// Index of the last minimum. Vectorised: a batch calls it thousands of times per step.
 int last_least(std::span<const float> scores) noexcept {
   constexpr size_t kTogether = 16;
   std::array<float, kTogether> least;

@@ -6,9 +6,8 @@
 
 namespace kvlm {
 
-/// The slot of kLeastScore: of those that may go the one of least score, ties to the
-/// last.
-///   scores  finite, of the prompt's rows that are still held, one of which may go
+/// The slot meant by kLeastScore: the candidate of least score, ties to the last.
+///   scores  finite, of the remaining prompt tokens; at least one is a candidate
 int least_scored(const LeastWeight& of, std::span<const float> scores) noexcept;
 
 }  // namespace kvlm

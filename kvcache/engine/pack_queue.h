@@ -6,16 +6,16 @@
 #include <vector>
 
 #include "kernels/pack.h"
-#include "kvcache/plane/plane.h"
+#include "kvcache/buffer/kv_buffer.h"
 
 namespace kvlm {
 
-/// Rows of a KV head that lie side by side: (rows, head_dim) of `dtype`, on the cache's device.
+/// Contiguous tokens of a KV head: (rows, head_dim) of `dtype`, on the cache's device.
 struct DenseRows {
   const void* data = nullptr;
   DType dtype = DType::kF32;
 
-  /// Those from row `first` on, of `dim` numbers each.
+  /// The tokens from `first` on; `dim` is head_dim.
   DenseRows from(size_t first, size_t dim) const noexcept {
     return {static_cast<const std::byte*>(data) + first * dim * dtype_bytes(dtype), dtype};
   }
@@ -25,13 +25,13 @@ struct DenseRows {
   }
 };
 
-/// Calls body(job) for the jobs that pack `rows` rows x of `row_bytes` into new blocks of `plane`.
+/// Splits `rows` rows x of `row_bytes` into new blocks of `buffer`, and calls body(job) for each.
 template <class Body>
-void for_pack_jobs(Plane& plane, const void* x, size_t row_bytes, int rows, const Body& body) {
-  const int block = plane.layout().once ? rows : plane.layout().block_rows();
+void for_pack_jobs(KvBuffer& buffer, const void* x, size_t row_bytes, int rows, const Body& body) {
+  const int block = buffer.layout().once ? rows : buffer.layout().block_rows();
   const auto* from = static_cast<const std::byte*>(x);
   while (rows > 0) {
-    PackJob job = plane.blocks.push(std::min(rows, block));
+    PackJob job = buffer.blocks.push(std::min(rows, block));
     job.x = from;
     body(job);
     from += static_cast<size_t>(job.rows) * row_bytes;
@@ -39,27 +39,27 @@ void for_pack_jobs(Plane& plane, const void* x, size_t row_bytes, int rows, cons
   }
 }
 
-/// Rows that wait to be packed, those that are packed alike in one call.
+/// A queue of tokens to pack. Those with the same packing are packed in one call.
 class PackQueue {
  public:
-  /// Makes room for jobs of one packing.
+  /// Reserves memory for jobs of one packing.
   void reserve(size_t jobs) {
     if (batches_.empty()) batches_.emplace_back();
     batches_[0].jobs.reserve(jobs);
   }
-  /// Adds `rows` rows x, which go to new blocks of `plane` as `packing` says, which must live until
-  /// run(). With `joins_last` they share a range with those that were added before.
-  void add(const Packing& packing, Plane& plane, const DenseRows& x, int rows,
+  /// Queues `rows` rows x for new blocks of `buffer`; `packing` must live until run(). With
+  /// `joins_last` they share a range with the previous job.
+  void add(const Packing& packing, KvBuffer& buffer, const DenseRows& x, int rows,
            bool joins_last = false) {
     if (rows == 0) return;
     Batch& batch = batch_of(packing, x.dtype);
-    const size_t row_bytes = static_cast<size_t>(plane.layout().head_dim) * dtype_bytes(x.dtype);
-    for_pack_jobs(plane, x.data, row_bytes, rows, [&](const PackJob& job) {
+    const size_t row_bytes = static_cast<size_t>(buffer.layout().head_dim) * dtype_bytes(x.dtype);
+    for_pack_jobs(buffer, x.data, row_bytes, rows, [&](const PackJob& job) {
       batch.jobs.push_back(job);
       batch.jobs.back().joins_last = joins_last;
     });
   }
-  /// Packs what was added, and forgets it, also if that fails.
+  /// Packs and clears the queue, which is cleared even if packing throws.
   void run(Stream& stream) {
     try {
       for (const Batch& batch : batches_) {
@@ -72,7 +72,7 @@ class PackQueue {
     }
     clear();
   }
-  /// Forgets what a step that has failed has left.
+  /// Clears the queue after a failed step.
   void clear() noexcept {
     for (Batch& batch : batches_) batch.jobs.clear();
   }

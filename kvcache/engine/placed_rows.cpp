@@ -7,8 +7,7 @@ namespace kvlm {
 
 namespace {
 
-/// The places of the rows of a number of the rows, in their order, that are known: (numbers,), -1
-/// where there is none.
+/// Inverts `came`: (known,) the place of each arrival number, -1 if that token was evicted.
 std::vector<int> places_of(std::span<const int> came, int known) {
   std::vector<int> places(static_cast<size_t>(known), -1);
   for (size_t place = 0; place < came.size(); ++place) {
@@ -17,7 +16,7 @@ std::vector<int> places_of(std::span<const int> came, int known) {
   return places;
 }
 
-/// Keeps the entries of `all` whose rows, by number, have a place.
+/// Keeps the entries of `all` whose tokens, by arrival number, have a place.
 template <class T>
 void keep_numbers(std::span<const int> places, std::vector<T>& all) {
   size_t kept = 0;
@@ -29,63 +28,63 @@ void keep_numbers(std::span<const int> places, std::vector<T>& all) {
 
 }  // namespace
 
-PlacedLanes::PlacedLanes(const CacheTraits& traits) : traits_(traits), held_(traits.kv_heads()) {}
+PlacedHeads::PlacedHeads(const CacheTraits& traits) : traits_(traits), held_(traits.kv_heads()) {}
 
-void PlacedLanes::describe(const HeadState& head, int layer, size_t index,
-                           const std::array<const float*, kStores>& queries, RunList& runs,
-                           TableLane& lane) {
-  const StorePlanes& rest = head.stores[kRest];
-  lane.placed = true;
+void PlacedHeads::describe(const HeadState& head, int layer, size_t index,
+                           const std::array<const float*, kStores>& queries, SegmentList& segments,
+                           TableHead& table_head) {
+  const StoreBuffers& rest = head.stores[kRest];
+  table_head.placed = true;
   Held& held = held_[index];
-  bool stays = false;  // packed rows of some side do, where they are
+  bool stays = false;  // some side has packed tokens in fixed segments
   for (const KvSide side : kSides) {
     const auto at = static_cast<size_t>(side);
-    const int before = runs.size();
+    const int before = segments.size();
     held.fixed[at].clear();
-    const Plane& plane = head.plane(kRest, side);
+    const KvBuffer& buffer = head.buffer(kRest, side);
     const bool by_host = traits_.host_flushes(layer, side);
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
       if (store == kRest && !by_host) continue;
-      SlotRun* run = add_places(head.plane(store, side), at, store, held, runs);
-      if (run != nullptr && side == KvSide::kKeys) run->q = queries[store];
+      SlotSegment* segment = add_places(head.buffer(store, side), at, store, held, segments);
+      if (segment != nullptr && side == KvSide::kKeys) segment->q = queries[store];
     }
-    const GrowingRows gained = by_host ? plane.full_rows() : plane.placed();
-    (side == KvSide::kKeys ? lane.keys : lane.values) = runs.from(before);
-    (side == KvSide::kKeys ? lane.keys_gained : lane.values_gained) = gained;
+    const GrowingRows gained = by_host ? buffer.full_rows() : buffer.placed();
+    (side == KvSide::kKeys ? table_head.keys : table_head.values) = segments.from(before);
+    (side == KvSide::kKeys ? table_head.keys_gained : table_head.values_gained) = gained;
     stays = stays || by_host;
-    lane.fixed[at] = held.fixed[at];
+    table_head.fixed[at] = held.fixed[at];
   }
-  if (!stays && lane.keys.empty() && rest.keys.blocks.is_even() && rest.values.blocks.is_even())
+  if (!stays && table_head.keys.empty() && rest.keys.blocks.is_even() &&
+      rest.values.blocks.is_even())
     return;
   number_rows(head, layer, held);
-  lane.weighed.came = held.came[0];
-  lane.weighed.values_came = held.came[1];
-  lane.weighed.first_places = head.stores[kVisual].keys.places();
+  table_head.weighed.came = held.came[0];
+  table_head.weighed.values_came = held.came[1];
+  table_head.weighed.first_places = head.stores[kVisual].keys.places();
 }
 
-/// Adds a run of all rows of a plane that are packed, those that have gone among them; null: there
-/// are none.
-SlotRun* PlacedLanes::add_places(const Plane& plane, size_t side, size_t store, Held& held,
-                                 RunList& runs) {
-  const int rows = all_rows(plane.blocks.all());
+/// Adds a segment of all packed tokens of a buffer, evicted ones included. Null if there are none.
+SlotSegment* PlacedHeads::add_places(const KvBuffer& buffer, size_t side, size_t store, Held& held,
+                                     SegmentList& segments) {
+  const int rows = all_rows(buffer.blocks.all());
   if (rows == 0) return nullptr;
   std::vector<PackedBlock>& blocks = held.blocks[side][store];
-  blocks.assign(plane.blocks.all().begin(), plane.blocks.all().end());
+  blocks.assign(buffer.blocks.all().begin(), buffer.blocks.all().end());
   for (PackedBlock& block : blocks) {
-    const size_t bytes = plane.layout().packed_bytes(block.rows);
+    const size_t bytes = buffer.layout().packed_bytes(block.rows);
     held.fixed[side].push_back({block.rows, block.live_rows, static_cast<int>(bytes)});
     block.live = nullptr;
     block.live_rows = block.rows;
   }
-  SlotRun& run = runs.add();
-  run.slots = rows;
-  run.format = &plane.layout().packing->format;
-  run.blocks = blocks;
-  return &run;
+  SlotSegment& segment = segments.add();
+  segment.slots = rows;
+  segment.format = &buffer.layout().packing->format;
+  segment.blocks = blocks;
+  return &segment;
 }
 
-/// Numbers rows in the order of the tokens.
-void PlacedLanes::number_rows(const HeadState& head, int layer, Held& held) {
+/// Fills in the arrival number of every place.
+void PlacedHeads::number_rows(const HeadState& head, int layer, Held& held) {
   for (std::vector<int>& of_store : numbers_) of_store.clear();
   for (size_t slot = 0; slot < head.tags.size(); ++slot) {
     numbers_[traits_.store_of(head.tags[slot])].push_back(static_cast<int>(slot));
@@ -95,7 +94,7 @@ void PlacedLanes::number_rows(const HeadState& head, int layer, Held& held) {
     came.clear();
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
       const bool stays = store == kVisual || traits_.host_flushes(layer, side);
-      head.plane(store, side).number_places(numbers_[store], stays, came);
+      head.buffer(store, side).number_places(numbers_[store], stays, came);
     }
   }
 }
@@ -113,14 +112,14 @@ std::vector<float> take_placed(const LayerTraits& of, HeadState& head, PlacedRow
     PlacedRows::Side& of_side = rows.sides[static_cast<size_t>(side)];
     std::replace_if(of_side.came.begin(), of_side.came.end(), is_newer, WeighedRows::kNoRow);
     of_side.full -= under_way ? 1 : 0;
-    const auto take_fixed = [&](Plane& plane) {
-      const int fixed = all_rows(plane.blocks.all());
+    const auto take_fixed = [&](KvBuffer& buffer) {
+      const int fixed = all_rows(buffer.blocks.all());
       const auto end = of_side.came.begin() + fixed;
-      if (fixed > 0) plane.blocks.keep({of_side.came.begin(), end});
+      if (fixed > 0) buffer.blocks.keep({of_side.came.begin(), end});
       of_side.came.erase(of_side.came.begin(), end);
     };
-    take_fixed(head.plane(kVisual, side));
-    Plane& rest = head.plane(kRest, side);
+    take_fixed(head.buffer(kVisual, side));
+    KvBuffer& rest = head.buffer(kRest, side);
     if (!of.host_flushes[static_cast<size_t>(side)]) {
       rest.take_placed(of_side);
       continue;
@@ -132,7 +131,7 @@ std::vector<float> take_placed(const LayerTraits& of, HeadState& head, PlacedRow
   const auto left = std::count_if(places.begin(), places.end(), [](int at) { return at >= 0; });
   head.tags.resize(static_cast<size_t>(left), kTextRow);
   std::vector<float> weights;
-  if (rows.weights.empty()) return weights;  // the host has named the rows that went
+  if (rows.weights.empty()) return weights;  // the host named the evicted tokens
   keep_numbers(places, head.scores);
   for (const bool first : {true, false}) {
     for (const int place : places) {

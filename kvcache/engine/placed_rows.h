@@ -10,39 +10,41 @@
 
 namespace kvlm {
 
-/// Tells a DecodeTable of KV heads whose packed rows it may drop (TableLane.placed).
-class PlacedLanes {
+/// Describes KV heads with in-place eviction (TableHead.placed) to a DecodeTable. A place is memory
+/// for one token, in a block or in a ring, occupied or empty.
+class PlacedHeads {
  public:
-  explicit PlacedLanes(const CacheTraits& traits);
+  explicit PlacedHeads(const CacheTraits& traits);
 
-  /// KV head number `index` of a layer: its runs and rows. What `lane` is given stays until the
-  /// next one of that number.
-  ///   queries  by store, in the basis of its packed keys; null: the lane's own
-  ///   memory   for its runs
+  /// Fills in `head` for KV head number `index` of a layer. What it points to stays valid until the
+  /// next call with that number.
+  ///   queries  by store, in the basis of its packed keys; null: unchanged queries
+  ///   memory   for its segments
   void describe(const HeadState& head, int layer, size_t index,
-                const std::array<const float*, kStores>& queries, RunList& memory, TableLane& lane);
+                const std::array<const float*, kStores>& queries, SegmentList& memory,
+                TableHead& table_head);
 
  private:
-  /// Of a KV head.
+  /// Arrays that the description of one KV head points to.
   struct Held {
-    // Of keys, of values; blocks by store.
+    // By KvSide; blocks also by store.
     std::array<std::vector<int>, 2> came;
-    std::array<std::array<std::vector<PackedBlock>, kStores>, 2> blocks;  // with all their rows
+    std::array<std::array<std::vector<PackedBlock>, kStores>, 2> blocks;  // evicted tokens included
     std::array<std::vector<FixedBlock>, 2> fixed;
   };
 
-  static SlotRun* add_places(const Plane& plane, size_t side, size_t store, Held& held,
-                             RunList& runs);
+  static SlotSegment* add_places(const KvBuffer& buffer, size_t side, size_t store, Held& held,
+                                 SegmentList& segments);
   void number_rows(const HeadState& head, int layer, Held& held);
 
   const CacheTraits& traits_;
   std::vector<Held> held_;                         // (kv_heads,)
-  std::array<std::vector<int>, kStores> numbers_;  // of slots of a store
+  std::array<std::vector<int>, kStores> numbers_;  // arrival numbers of a store's slots
 };
 
-/// Makes a KV head what the table has made of it, but for rows from number `known` on: of a step
-/// that has not ended, whose row is the newest of both rings. Returns the weights of its slots, if
-/// they are kept.
+/// Updates a KV head from the table's copy of it, except for tokens numbered `known` or later.
+/// Those are of a step that has not ended, whose token is the newest of both rings. Returns the
+/// weights of its slots, if the table keeps any.
 ///   of  LayerTraits of its layer
 std::vector<float> take_placed(const LayerTraits& of, HeadState& head, PlacedRows& rows, int known);
 

@@ -1,6 +1,6 @@
-// Where the rows of a sequence lie in its memory: packed blocks from its begin on, rings and what
-// extensions keep from its end. A fork reads its parent's blocks that are never written again, and
-// has places of its own for all else, which is copied.
+// Addresses in a sequence's extent: packed blocks from its beginning; rings and extension data from
+// its end. A fork reads those of its parent's blocks that never change, and copies all else into
+// its own extent.
 #include "kvcache/engine/placement.h"
 
 #include <algorithm>
@@ -10,8 +10,8 @@ namespace kvlm {
 
 namespace {
 
-KvSide side_of(Plane StorePlanes::*side) noexcept {
-  return side == &StorePlanes::keys ? KvSide::kKeys : KvSide::kValues;
+KvSide side_of(KvBuffer StoreBuffers::*side) noexcept {
+  return side == &StoreBuffers::keys ? KvSide::kKeys : KvSide::kValues;
 }
 
 }  // namespace
@@ -29,15 +29,15 @@ void Placement::place_rows(Sequence& sequence, int layer) const {
 void Placement::place(Sequence& sequence, int layer,
                       std::span<const std::array<int, kStores>> counts) const {
   sequence.layers[static_cast<size_t>(layer)].counts.assign(counts.begin(), counts.end());
-  for_planes(sequence, layer,
-             [&](const Site& site) { place_plane(sequence, site, site.capacity); });
+  for_buffers(sequence, layer,
+              [&](const Site& site) { place_buffer(sequence, site, site.capacity); });
   prepare_heads(sequence, layer);
   place_extras(sequence, layer);
 }
 
-/// Calls body(site) for the planes of a layer that have rows at any time.
+/// Calls body(site) for the buffers of a layer that ever hold tokens.
 template <class Body>
-void Placement::for_planes(const Sequence& sequence, int layer, const Body& body) const {
+void Placement::for_buffers(const Sequence& sequence, int layer, const Body& body) const {
   const Layouts& layouts = traits_.layouts();
   const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   const int future = sequence.size.max_rows - sequence.prompt_rows;
@@ -47,7 +47,7 @@ void Placement::for_planes(const Sequence& sequence, int layer, const Body& body
       const int count = state.counts[h][store];
       const Quantizer* quantizer = traits_.quantizer(store, layer);
       for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
-        const PlaneLayout layout = layouts.plane(store, side, layer);
+        const BufferLayout layout = layouts.buffer(store, side, layer);
         const bool grows = store == kRest || (traits_.plan().split && !layout.once);
         const int rows = count + (grows ? future : 0);
         if (rows == 0) continue;
@@ -55,26 +55,26 @@ void Placement::for_planes(const Sequence& sequence, int layer, const Body& body
         const auto spans =
             per_image ? std::min<int64_t>(std::max(count, 1), Layouts::kMaxImages) : int64_t{1};
         body(Site{layer, h, store,
-                  side == KvSide::kKeys ? &StorePlanes::keys : &StorePlanes::values, layout,
+                  side == KvSide::kKeys ? &StoreBuffers::keys : &StoreBuffers::values, layout,
                   layouts.capacity(layout, 1, rows, std::min(rows, most), spans)});
       }
-      const PlaneLayout apart = layouts.protected_values(layer);
+      const BufferLayout apart = layouts.protected_values(layer);
       if (store == kVisual || apart.packing == nullptr) continue;
-      body(Site{layer, h, store, &StorePlanes::protected_values, apart,
+      body(Site{layer, h, store, &StoreBuffers::protected_values, apart,
                 layouts.protected_capacity(layer, 1, count)});
     }
   }
 }
 
-void Placement::place_plane(Sequence& sequence, const Site& site,
-                            const PlaneCapacity& capacity) const {
+void Placement::place_buffer(Sequence& sequence, const Site& site,
+                             const BufferCapacity& capacity) const {
   std::byte* packed = sequence.memory->data() + sequence.placed_blocks;
   sequence.placed_blocks += Layouts::aligned(capacity.packed_bytes);
   std::byte* ring = take_rest(sequence, Layouts::aligned_ring(capacity.ring_bytes));
   site.in(sequence).place(site.layout, capacity, packed, ring, owner_of(sequence, site));
 }
 
-/// Slots that a KV head of a layer holds at a time, at most.
+/// The most slots of a KV head of a layer at any time.
 int Placement::most_slots(const Sequence& sequence, int layer) const noexcept {
   const Retention* rule = traits_.retention();
   if (rule == nullptr) return sequence.size.max_rows;
@@ -82,7 +82,7 @@ int Placement::most_slots(const Sequence& sequence, int layer) const noexcept {
   return rule->peak_rows(state.kept, state.forget, sequence.prompt_rows, sequence.size.max_rows);
 }
 
-/// Rows that a KV head of a layer ever puts into kRest, at most.
+/// The most tokens that a KV head of a layer ever puts into kRest.
 int Placement::most_rows(const Sequence& sequence, int layer) const noexcept {
   int most = 0;
   for (const auto& counts : sequence.layers[static_cast<size_t>(layer)].counts) {
@@ -91,7 +91,7 @@ int Placement::most_rows(const Sequence& sequence, int layer) const noexcept {
   return most + sequence.size.max_rows - sequence.prompt_rows;
 }
 
-/// Makes room for what the host keeps of each slot.
+/// Reserves the host's lists of slots.
 void Placement::prepare_heads(Sequence& sequence, int layer) const {
   const auto most = static_cast<size_t>(most_slots(sequence, layer));
   for (HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
@@ -99,7 +99,7 @@ void Placement::prepare_heads(Sequence& sequence, int layer) const {
     for (size_t store = 0; store < kStores; ++store) {
       const Quantizer* quantizer = traits_.quantizer(store, layer);
       if (quantizer == nullptr || quantizer->key_basis() == nullptr) continue;
-      // A short prompt is learned from in decode.
+      // A prompt too short to be packed is learned from in decode.
       head.facts[store].key_channels.reserve(traits_.dim());
     }
   }
@@ -121,36 +121,36 @@ void Placement::place_extras(Sequence& sequence, int layer) const {
   SinkRotation::place(state, extras);
 }
 
-/// The next bytes from the end of a sequence's memory.
+/// Takes the next bytes from the end of a sequence's extent.
 std::byte* Placement::take_rest(Sequence& sequence, size_t bytes) const noexcept {
   sequence.placed_rest += bytes;
   assert(sequence.placed_blocks + sequence.placed_rest <= sequence.memory->reserved());
   return sequence.memory->data() + sequence.memory->reserved() - sequence.placed_rest;
 }
 
-/// The plane that holds the codes of a plane that shares them, else null.
-const Plane* Placement::owner_of(const Sequence& sequence, const Site& site) const noexcept {
+/// The buffer with the codes, if this one shares another layer's; else null.
+const KvBuffer* Placement::owner_of(const Sequence& sequence, const Site& site) const noexcept {
   if (!site.layout.shared) return nullptr;
   Site owner = site;
   owner.layer = traits_.layouts().owner(side_of(site.side), site.layer);
   return &owner.in(sequence);
 }
 
-/// No packed block is ever written again.
+/// Packed blocks never change.
 bool Placement::blocks_stay(const Site& site) const noexcept {
   const Quantizer* quantizer = traits_.quantizer(site.store, site.layer);
-  return site.side == &StorePlanes::protected_values || quantizer == nullptr ||
+  return site.side == &StoreBuffers::protected_values || quantizer == nullptr ||
          !quantizer->repacks(side_of(site.side));
 }
 
-PlaneCapacity Placement::forked_capacity(const Sequence& parent, const Sequence& made,
-                                         const Site& site) const noexcept {
-  const Plane& from = site.in(parent);
+BufferCapacity Placement::forked_capacity(const Sequence& parent, const Sequence& made,
+                                          const Site& site) const noexcept {
+  const KvBuffer& from = site.in(parent);
   int64_t more = from.full() + made.size.max_rows - made.rows;
-  if (site.side == &StorePlanes::protected_values) {
-    // Those of the prompt that are still full.
+  if (site.side == &StoreBuffers::protected_values) {
+    // The prompt's tokens that are still unpacked.
     Site values = site;
-    values.side = &StorePlanes::values;
+    values.side = &StoreBuffers::values;
     const int full = values.in(parent).full();
     more = traits_.layouts().protected_capacity(site.layer, 1, full).packed_rows;
   }
@@ -160,8 +160,8 @@ PlaneCapacity Placement::forked_capacity(const Sequence& parent, const Sequence&
 size_t Placement::forked_bytes(const Sequence& parent, const Sequence& made) const {
   size_t bytes = 0;
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
-    for_planes(made, layer, [&](const Site& site) {
-      const PlaneCapacity needed = forked_capacity(parent, made, site);
+    for_buffers(made, layer, [&](const Site& site) {
+      const BufferCapacity needed = forked_capacity(parent, made, site);
       bytes += Layouts::aligned(needed.packed_bytes) + Layouts::aligned_ring(needed.ring_bytes);
     });
     bytes += traits_.layouts().extra_bytes(layer, most_slots(made, layer), most_rows(made, layer));
@@ -171,12 +171,12 @@ size_t Placement::forked_bytes(const Sequence& parent, const Sequence& made) con
 
 void Placement::fork_layer(Sequence& parent, Sequence& made, int layer,
                            std::vector<ByteRange>& copies) const {
-  const int holes = parent.came.empty() ? 0 : 1;  // WeighedRows: one place of a ring has no row
-  for_planes(made, layer, [&](const Site& site) {
-    Plane& from = site.in(parent);
-    Plane& to = site.in(made);
+  const int holes = parent.came.empty() ? 0 : 1;  // WeighedRows: a ring has one empty place
+  for_buffers(made, layer, [&](const Site& site) {
+    KvBuffer& from = site.in(parent);
+    KvBuffer& to = site.in(made);
     const size_t before = from.bytes();
-    place_plane(made, site, forked_capacity(parent, made, site));
+    place_buffer(made, site, forked_capacity(parent, made, site));
     const int places = from.full() == 0 ? 0 : from.full() + holes;
     to.fork(from, blocks_stay(site), places, copies);
     parent.shared += before - from.bytes();
@@ -187,7 +187,7 @@ void Placement::fork_layer(Sequence& parent, Sequence& made, int layer,
   fork_extras(parent, made, layer, copies);
 }
 
-/// Copies what lies beside the planes of a layer.
+/// Copies extension state: weights, protection bitmaps, sinks.
 void Placement::fork_extras(const Sequence& parent, Sequence& made, int layer,
                             std::vector<ByteRange>& copies) const {
   const LayerState& from = parent.layers[static_cast<size_t>(layer)];

@@ -1,6 +1,5 @@
-// Prompt rows on their way into storage. Two kinds of quantizers pack them: one packs all rows of
-// its scope, once, in one block or one for each picture (pack_once); the others pack the oldest
-// rows, as their flush rule says (pack_oldest).
+// Packs prompt tokens. Quantizers of visual tokens pack all of them once, in one block or one per
+// image (pack_once). The others pack the oldest tokens, as their flush rule says (pack_oldest).
 #include "kvcache/engine/prompt_packer.h"
 
 #include <algorithm>
@@ -37,7 +36,7 @@ void PromptPacker::pack(const Sequence& sequence, LayerState& state, int layer, 
   }
 }
 
-/// Packs the visual rows of a prompt, all of them.
+/// Packs all visual tokens of a prompt.
 void PromptPacker::pack_once(const Sequence& sequence, LayerState& state, int layer,
                              const KeptSlots& slots, const KeptRows& rows) {
   const Quantizer* quantizer = traits_.quantizer(kVisual, layer);
@@ -46,7 +45,7 @@ void PromptPacker::pack_once(const Sequence& sequence, LayerState& state, int la
     const Packing& packing = quantizer->packing(side, layer);
     bool joins = false;
     for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-      const auto picture = [&](size_t i) {
+      const auto image = [&](size_t i) {
         return sequence.modality[static_cast<size_t>(slots[h][i])];
       };
       DenseRows x = rows[static_cast<size_t>(side)][h];
@@ -54,9 +53,9 @@ void PromptPacker::pack_once(const Sequence& sequence, LayerState& state, int la
         size_t end = slots[h].size();
         if (quantizer->per_image()) {
           end = first + 1;
-          while (end < slots[h].size() && picture(end) == picture(first)) ++end;
+          while (end < slots[h].size() && image(end) == image(first)) ++end;
         }
-        queue_.add(packing, state.heads[h].plane(kVisual, side), x, static_cast<int>(end - first),
+        queue_.add(packing, state.heads[h].buffer(kVisual, side), x, static_cast<int>(end - first),
                    joins);
         joins = packing.range_of_layer;
         x = x.from(end - first, traits_.dim());
@@ -66,7 +65,7 @@ void PromptPacker::pack_once(const Sequence& sequence, LayerState& state, int la
   }
 }
 
-/// Packs the oldest rows of a store as its quantizer's flush rule says.
+/// Packs the oldest tokens of a store by its flush rule.
 void PromptPacker::pack_oldest(const Sequence& sequence, LayerState& state, int layer, size_t store,
                                const KeptSlots& slots, const KeptRows& rows, Stream& stream) {
   if (traits_.quantizer(store, layer) == nullptr) return;
@@ -100,12 +99,12 @@ void PromptPacker::pack_side(LayerState& state, int layer, size_t store, KvSide 
                              std::span<const DenseRows> rows, std::span<const int> packed) {
   const Packing& packing = traits_.quantizer(store, layer)->packing(side, layer);
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-    queue_.add(packing, state.heads[h].plane(store, side), rows[h], packed[h]);
+    queue_.add(packing, state.heads[h].buffer(store, side), rows[h], packed[h]);
   }
 }
 
-/// Packs keys whose basis is learned and changed first. At once: the next layer's are changed in
-/// the same place.
+/// Packs keys that first change to a learned basis. Runs at once, because the next layer reuses the
+/// workspace.
 void PromptPacker::pack_keys_in_basis(LayerState& state, int layer, size_t store,
                                       std::span<const DenseRows> keys, std::span<const int> packed,
                                       Stream& stream) {
@@ -126,7 +125,7 @@ void PromptPacker::pack_keys_in_basis(LayerState& state, int layer, size_t store
   queue_.run(stream);
 }
 
-/// Packs the values of kRest, of which protected ones lie apart.
+/// Packs the values of kRest; protected ones go to their own buffer.
 void PromptPacker::pack_protected(const Sequence& sequence, LayerState& state, int layer,
                                   const KeptSlots& slots, std::span<const DenseRows> values,
                                   std::span<const int> packed, Stream& stream) {

@@ -13,8 +13,8 @@
 
 namespace kvlm {
 
-/// Prompt rows that the KV heads of a layer keep in a store, ascending: one list for all of them,
-/// or one for each.
+/// Prompt tokens that a layer keeps in one store, ascending: one list for all KV heads, or one per
+/// KV head.
 class KeptSlots {
  public:
   explicit KeptSlots(size_t lists = 1) : lists_(lists) {}
@@ -28,26 +28,26 @@ class KeptSlots {
   std::vector<std::vector<int32_t>> lists_;
 };
 
-/// By KvSide, the rows of every KV head that are packed.
+/// By KvSide: the tokens to pack, of every KV head.
 using KeptRows = std::array<std::vector<DenseRows>, 2>;
 
-/// Packs the oldest of the rows that a prompt leaves into planes, which are empty
-/// (docs/formulas.md, "Windows").
+/// Packs the oldest kept tokens of a prompt into empty K and V buffers (docs/formulas.md,
+/// "Windows").
 class PromptPacker {
  public:
   PromptPacker(const CacheTraits& traits, KeyBasisChange& key_basis,
                ProtectedValues& protected_values);
 
-  /// How many of the rows that each KV head keeps in a store are packed, the oldest.
+  /// How many of the kept tokens of each KV head are packed, oldest first.
   std::vector<int> packed_rows(size_t store, KvSide side, int layer, const KeptSlots& slots) const;
-  /// Whether the rows that are packed must be floats in every KV head: they are changed before, or
-  /// all heads of a layer share a range.
+  /// The tokens to pack must be gathered as floats: they are transformed first, or all KV heads of
+  /// the layer share a range.
   bool wants_floats(size_t store, KvSide side, int layer) const noexcept;
-  /// Gives these rows of a layer their place, where run() packs them.
+  /// Queues the tokens of a layer; run() packs them.
   void pack(const Sequence& sequence, LayerState& state, int layer, size_t store,
             const KeptSlots& slots, const KeptRows& rows, Stream& stream);
   void run(Stream& stream) { queue_.run(stream); }
-  /// Forgets what a step that has failed has left.
+  /// Clears the queue after a failed step.
   void clear() noexcept { queue_.clear(); }
 
  private:

@@ -1,5 +1,5 @@
-// What a retention rule looks at in a first prompt: attention that is summed beside attend(),
-// scores of stored rows; then its selection, for which the host waits for the sums of a GPU.
+// Inputs of a retention rule for a first prompt (attention sums, scores of stored tokens), and its
+// selection. On a GPU the host waits for the sums.
 #include "kvcache/engine/prompt_selector.h"
 
 #include <fmt/format.h>
@@ -21,8 +21,7 @@ namespace kvlm {
 
 namespace {
 
-// Queries that are summed where a prompt has no text after its images (docs/formulas.md,
-// "Importance").
+// Queries to sum if a prompt has no text after its images (docs/formulas.md, "Importance").
 constexpr int kRowsWithoutVision = 32;
 
 std::vector<int32_t> all_rows(int n) {
@@ -31,7 +30,7 @@ std::vector<int32_t> all_rows(int n) {
   return rows;
 }
 
-/// Ascending rows of a prompt, the last one among them.
+/// Ascending prompt rows that include the last one.
 bool keeps_rows(std::span<const int32_t> slots, int prompt_rows) {
   return !slots.empty() && slots.front() >= 0 && slots.back() == prompt_rows - 1 &&
          std::ranges::is_sorted(slots, std::less_equal());
@@ -43,7 +42,7 @@ bool keeps_rows(std::span<const int32_t> slots, int prompt_rows) {
       fmt::format("the rule of --kv {} selected {}; see Retention::select()", plan.spec, what));
 }
 
-/// Throws for what would be read or written out of bounds.
+/// Throws if a selection would cause accesses out of bounds.
 void check_selection(const CachePlan& plan, const LayerSelection& selection, int layer,
                      const SequenceSize& size) {
   const Retention& rule = *plan.retention;
@@ -78,7 +77,7 @@ void check_selection(const CachePlan& plan, const LayerSelection& selection, int
   }
 }
 
-/// The same for all layers at once.
+/// Checks the selections of all layers.
 void check_selections(const CachePlan& plan, std::span<const LayerSelection> selections,
                       const SequenceSize& size) {
   if (selections.size() != static_cast<size_t>(plan.shape.layers)) {
@@ -138,7 +137,7 @@ void PromptSelector::attend(Sequence& sequence, int layer, const QkvRows& x,
   prompt.summed_rows[1] = seen;
 }
 
-/// The first query row whose attention is summed, of `seen` rows.
+/// The first of `seen` queries whose attention is summed.
 int PromptSelector::first_measured_row(const Sequence& sequence, int seen) const noexcept {
   const ImportanceNeeds needs = traits_.retention()->needs();
   if (needs.rows == ImportanceNeeds::Rows::kLast) return std::max(0, seen - needs.last_of(seen));
@@ -151,7 +150,7 @@ int PromptSelector::first_measured_row(const Sequence& sequence, int seen) const
   return nothing_behind ? std::max(0, seen - kRowsWithoutVision) : first;
 }
 
-/// Where the sums of a layer are gathered, (kv_heads, prompt rows) on the cache's device.
+/// Sums of a layer, (kv_heads, prompt rows) on the cache's device.
 double* PromptSelector::sums_of(Sequence& sequence, int layer) {
   PromptState& prompt = sequence.prompt;
   const auto rows = static_cast<size_t>(sequence.size.prompt_rows);
@@ -166,14 +165,14 @@ double* PromptSelector::sums_of(Sequence& sequence, int layer) {
     prompt.sums = std::move(spare_sums_);
     prompt.read = std::move(spare_read_);
     if (prompt.sums.bytes() < all * sizeof(double)) {
-      prompt.sums = Buffer();  // first, so that not both are held
+      prompt.sums = Buffer();  // first, so that both are never held at once
       prompt.sums = Buffer(traits_.device(), all * sizeof(double));
     }
   }
   return reinterpret_cast<double*>(prompt.sums.data()) + index_of(layer) * of_layer;
 }
 
-/// Whether a rule looks at nothing but the mean importance of KV heads.
+/// The rule uses only the mean importance over KV heads.
 bool PromptSelector::selects_by_means() const noexcept {
   return !traits_.retention()->per_head() && !traits_.layouts().keeps_weights();
 }
@@ -200,7 +199,7 @@ void PromptSelector::read_back(Sequence& sequence, int begin, int end, Stream& s
   if (on_gpu) prompt.read[prompt.asked++ % 2].start(from, count * sizeof(double), stream);
 }
 
-/// Waits for the oldest read_back() that nobody has waited for, which is of these layers.
+/// Waits for the oldest pending read_back(), which is of these layers.
 void PromptSelector::await(Sequence& sequence, int begin, int end, Stream& stream) {
   if (!measures() || !traits_.on_gpu()) return;
   PromptState& prompt = sequence.prompt;
@@ -261,7 +260,7 @@ std::vector<LayerSelection> PromptSelector::select(Sequence& sequence, int begin
   return selections;
 }
 
-/// What a rule sees of a layer; -1: of all.
+/// The view of a layer, or of all layers (-1).
 PromptView PromptSelector::view_of(const Sequence& sequence, int layer) const {
   const auto of = [&](const std::vector<double>& all) {
     const std::span<const double> x(all);

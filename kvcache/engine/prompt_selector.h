@@ -12,43 +12,43 @@
 
 namespace kvlm {
 
-/// By KvSide, what a layer has stored of a prompt, (kv_heads,).
+/// By KvSide: stored prompt tokens of a layer, (kv_heads,).
 using StoredSides = std::array<std::vector<StoredRows>, 2>;
 
-/// Which rows of a first prompt stay: gathers what the retention rule asks for (docs/formulas.md,
-/// "Importance") and lets it select.
+/// Chooses the tokens of a first prompt to keep: computes what the retention rule needs
+/// (docs/formulas.md, "Importance") and calls its select().
 class PromptSelector {
  public:
   explicit PromptSelector(const CacheTraits& traits) : traits_(traits) {}
 
-  /// Whether the rule asks for sums of attention.
+  /// The rule needs sums of attention.
   bool measures() const noexcept;
-  /// Whether it scores stored rows.
+  /// The rule scores stored tokens.
   bool scores() const noexcept;
-  /// The host selects for a group of layers while a GPU is at the next.
+  /// The host selects for one group of layers while the GPU computes the next.
   bool selects_behind() const noexcept {
     return traits_.on_gpu() && measures() && !traits_.layouts().joint();
   }
-  /// Layers that are selected for together: those staged, or half of them if it selects_behind().
+  /// Layers per selection: the staged ones, or half of them if selects_behind().
   int group_layers() const noexcept {
     const int staged = traits_.layouts().staged_layers();
     return selects_behind() ? std::max(1, staged / 2) : staged;
   }
-  /// Attends rows of a prompt, which come behind `past`, and sums their attention as the rule asks.
+  /// Computes attention of prompt tokens that follow `past`, and the sums that the rule needs.
   void attend(Sequence& sequence, int layer, const QkvRows& x, std::span<const KeyValueRows> past,
               TensorView out, float scale, Stream& stream);
-  /// Lets the rule score what a layer has stored of a prompt, once all is there.
+  /// Calls the rule's score() for a layer, once its whole prompt is stored.
   void score(Sequence& sequence, const StepRows& rows, int layer, const StoredSides& stored,
              ConstTensorView q, float scale, Stream& stream);
-  /// Asks a GPU for the sums that the rule selects layers begin..end by, if it asks for any. Of two
-  /// groups at most that select() has not had.
+  /// Starts copying the sums of layers begin..end from the GPU, if the rule needs any. At most two
+  /// calls may be pending, each until its select().
   void read_back(Sequence& sequence, int begin, int end, Stream& stream);
-  /// The selections of layers begin..end, of all at once if joint; waits for their read_back().
+  /// The selections of layers begin..end (joint rules: of all layers). Waits for read_back().
   std::vector<LayerSelection> select(Sequence& sequence, int begin, int end, Stream& stream);
-  /// The sums of a layer that has been selected for, (kv_heads, prompt rows), if a rule goes on
-  /// with them in decode.
+  /// Sums of a layer after its selection, (kv_heads, prompt rows), for rules that continue them in
+  /// decode.
   const double* sums_of_heads(const Sequence& sequence, int layer) const noexcept;
-  /// Keeps the memory of a prompt that has ended for the next one.
+  /// Keeps the memory of an ended prompt for the next one.
   void keep_memory(PromptState& prompt);
 
  private:
@@ -63,7 +63,7 @@ class PromptSelector {
   }
 
   const CacheTraits& traits_;
-  // Of the prompt that has ended, for the next:
+  // Memory of the previous prompt, for reuse:
   Buffer spare_sums_;
   std::array<Readback, 2> spare_read_;
 };

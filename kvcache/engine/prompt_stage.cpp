@@ -1,6 +1,6 @@
-// A first prompt. attend() answers for a layer at a time and stages its keys and values as full
-// rows. finish() is the end of the prompt for some layers: the rows that PromptSelector keeps take
-// in what is merged into them, are packed, and go where they are stored.
+// A first prompt. attend() computes attention layer by layer and stages keys and values unpacked.
+// finish() ends the prompt for some layers: evicted tokens are merged into those that
+// PromptSelector keeps, which are packed and written to their final address.
 #include "kvcache/engine/prompt_stage.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace kvlm {
 
 namespace {
 
-/// The rows that a KV head keeps.
+/// The tokens that a KV head keeps.
 const std::vector<int32_t>& slots_of(const LayerSelection& selection, size_t head) {
   return selection.slots[selection.slots.size() > 1 ? head : 0];
 }
@@ -43,7 +43,7 @@ void PromptStage::attend(Sequence& sequence, const StepRows& rows, int layer, co
   }
   stage(sequence, layer, KvSide::kKeys, stored.k, stream);
   stage(sequence, layer, KvSide::kValues, stored.v, stream);
-  // Before attention: its output may take the place of the queries.
+  // Before attention, whose output may overwrite the queries.
   if (selector_.scores()) {
     selector_.score(sequence, rows, layer, stored_sides(sequence, rows, layer), x.q, scale, stream);
   }
@@ -88,24 +88,24 @@ bool PromptStage::end(Sequence& sequence, const StepRows& rows, Stream& stream) 
   return true;
 }
 
-/// Counts rows that were stored where they stay, complete in every layer.
+/// Counts tokens that were stored at their final address, complete in every layer.
 void PromptStage::count_rows(Sequence& sequence, int rows) {
   for (LayerState& state : sequence.layers) {
     state.kept = sequence.prompt.staged;
     for (size_t h = 0; h < traits_.kv_heads(); ++h) {
       state.counts[h][kRest] = sequence.prompt.staged;
       for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
-        state.heads[h].plane(kRest, side).ring.push(rows);
+        state.heads[h].buffer(kRest, side).ring.push(rows);
       }
     }
   }
 }
 
-/// Where a KV head's rows of a prompt lie until it has ended, from the first on.
+/// Address of a KV head's first staged token.
 std::byte* PromptStage::staged_rows(const Sequence& sequence, int layer, KvSide side,
                                     size_t head) const {
   if (!traits_.layouts().stages()) {
-    return sequence.layers[static_cast<size_t>(layer)].heads[head].plane(kRest, side).ring.begin();
+    return sequence.layers[static_cast<size_t>(layer)].heads[head].buffer(kRest, side).ring.begin();
   }
   const size_t heads = traits_.kv_heads();
   const size_t index =
@@ -123,7 +123,7 @@ void PromptStage::stage(Sequence& sequence, int layer, KvSide side, ConstTensorV
   store_rows(destinations_, traits_.plan().rows, x, stream);
 }
 
-/// What a layer has stored of a prompt, with the rows of this pass.
+/// The stored prompt tokens of a layer, including this pass.
 StoredSides PromptStage::stored_sides(const Sequence& sequence, const StepRows& rows,
                                       int layer) const {
   StoredSides stored;
@@ -137,7 +137,7 @@ StoredSides PromptStage::stored_sides(const Sequence& sequence, const StepRows& 
   return stored;
 }
 
-/// The end of the prompt for layers begin..end, of which a few at a time are packed.
+/// Ends the prompt for layers begin..end, packing a few layers at a time.
 void PromptStage::finish(Sequence& sequence, int begin, int end, Stream& stream) {
   const std::vector<LayerSelection> selections = selector_.select(sequence, begin, end, stream);
   std::vector<KeptLayer> kept(selections.size());
@@ -169,7 +169,7 @@ void PromptStage::finish_layers(Sequence& sequence, std::span<const KeptLayer> l
   }
 }
 
-/// What a layer keeps, which its state learns.
+/// Sorts the kept tokens of a layer by store, and updates the layer's state.
 PromptStage::KeptLayer PromptStage::keep(Sequence& sequence, int layer,
                                          const LayerSelection& selection) const {
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
@@ -191,7 +191,7 @@ PromptStage::KeptLayer PromptStage::keep(Sequence& sequence, int layer,
   return kept;
 }
 
-/// Gives what a layer keeps its memory.
+/// Assigns memory for the kept tokens of a layer.
 void PromptStage::place(Sequence& sequence, const KeptLayer& kept) const {
   std::vector<std::array<int, kStores>> counts(traits_.kv_heads());
   for (size_t store = 0; store < kStores; ++store) {
@@ -202,8 +202,7 @@ void PromptStage::place(Sequence& sequence, const KeptLayer& kept) const {
   placement_.place(sequence, kept.layer, counts);
 }
 
-/// The rows that each KV head keeps in each store; their tags go to the KV heads, where a rule
-/// asks for them.
+/// The kept tokens of each KV head, by store. Also sets the KV heads' tags, if a rule needs them.
 std::array<KeptSlots, kStores> PromptStage::sort_by_store(const Sequence& sequence,
                                                           LayerState& state,
                                                           const LayerSelection& selection) const {
@@ -231,8 +230,7 @@ std::array<KeptSlots, kStores> PromptStage::sort_by_store(const Sequence& sequen
   return slots;
 }
 
-/// Puts the mean of each kept row and those that joined it in the place of the kept row, as it
-/// would be stored.
+/// Replaces each kept token by the mean of it and the tokens merged into it, in the storage type.
 void PromptStage::merge_dropped(const Sequence& sequence, int layer,
                                 const LayerSelection& selection, Stream& stream) {
   const size_t n = sequence.modality.size();
@@ -275,7 +273,7 @@ void PromptStage::merge_head(const Sequence& sequence, int layer, size_t head,
   narrow_rows(targets_, traits_.plan().rows, dim, merged, stream);
 }
 
-/// Packs what layers pack of the rows that they keep.
+/// Packs the tokens of some layers that are to be packed.
 void PromptStage::pack_layers(Sequence& sequence, std::span<const KeptLayer> layers,
                               Stream& stream) {
   const std::vector<std::array<KeptRows, kStores>> rows = packed_rows(sequence, layers, stream);
@@ -289,7 +287,7 @@ void PromptStage::pack_layers(Sequence& sequence, std::span<const KeptLayer> lay
   packer_.run(stream);
 }
 
-/// Whether the rows that a KV head packs are packed from where they are staged.
+/// The tokens that a KV head packs can be read where they are staged.
 bool PromptStage::lies_packable(const KeptLayer& kept, size_t store, KvSide side,
                                 size_t head) const {
   const auto count = static_cast<size_t>(kept.packed[store][static_cast<size_t>(side)][head]);
@@ -299,8 +297,8 @@ bool PromptStage::lies_packable(const KeptLayer& kept, size_t store, KvSide side
   return slots[count - 1] - slots[0] + 1 == static_cast<int>(count);
 }
 
-/// The rows that layers pack: where they are staged, or gathered for the time of this call's
-/// caller.
+/// The tokens that layers pack: where they are staged, or gathered in a workspace until the next
+/// call.
 std::vector<std::array<KeptRows, kStores>> PromptStage::packed_rows(
     const Sequence& sequence, std::span<const KeptLayer> layers, Stream& stream) {
   std::vector<std::array<KeptRows, kStores>> rows(layers.size());
@@ -332,7 +330,7 @@ std::vector<std::array<KeptRows, kStores>> PromptStage::packed_rows(
   return rows;
 }
 
-/// The rows that a KV head packs; if they are gathered, at `to`, which moves behind them.
+/// The tokens that a KV head packs. If gathered, they go to `to`, which then advances.
 DenseRows PromptStage::gather(const Sequence& sequence, const KeptLayer& kept, size_t store,
                               KvSide side, size_t head, std::byte*& to) {
   const auto count = static_cast<size_t>(kept.packed[store][static_cast<size_t>(side)][head]);
@@ -349,7 +347,7 @@ DenseRows PromptStage::gather(const Sequence& sequence, const KeptLayer& kept, s
   return {std::exchange(to, to + count * traits_.dim() * dtype_bytes(dtype)), dtype};
 }
 
-/// Lists the rows that a layer keeps and does not pack, for the rings of their planes.
+/// Lists the kept unpacked tokens of a layer, to be copied to their rings.
 void PromptStage::queue_full(Sequence& sequence, const KeptLayer& kept) {
   LayerState& state = sequence.layers[static_cast<size_t>(kept.layer)];
   for (size_t store = 0; store < kStores; ++store) {
@@ -359,14 +357,14 @@ void PromptStage::queue_full(Sequence& sequence, const KeptLayer& kept) {
         const auto full = std::span(kept.slots[store][h]).subspan(count);
         if (full.empty()) continue;
         std::byte* ring =
-            state.heads[h].plane(store, side).ring.push(static_cast<int>(full.size()));
+            state.heads[h].buffer(store, side).ring.push(static_cast<int>(full.size()));
         listed_.push_back({staged_rows(sequence, kept.layer, side, h), ring, full});
       }
     }
   }
 }
 
-/// Hands the sums of the prompt to a rule that goes on summing in decode.
+/// Passes the prompt's sums to a rule that continues them in decode.
 void PromptStage::begin_weights(Sequence& sequence, int layer, std::span<const KeptSlots> slots,
                                 Stream& stream) {
   if (!weights_.wanted()) return;
@@ -375,7 +373,7 @@ void PromptStage::begin_weights(Sequence& sequence, int layer, std::span<const K
                  static_cast<size_t>(sequence.size.prompt_rows), slots, stream);
 }
 
-/// The first rows of the prompt that stay move up to those behind the gap.
+/// Rotates the sinks forward by the number of evicted tokens.
 void PromptStage::rotate_sinks(const Sequence& sequence, LayerState& state,
                                const LayerSelection& selection, Stream& stream) {
   const auto n = static_cast<int>(sequence.modality.size());

@@ -20,34 +20,34 @@
 
 namespace kvlm {
 
-/// First prompts: exact attention, and when the prompt has ended, what PromptSelector selects of it
-/// is merged and packed (docs/formulas.md, "Life cycle").
+/// First prompts: exact attention. At the end the tokens that PromptSelector selects are merged and
+/// packed (docs/formulas.md, "Life cycle").
 class PromptStage {
  public:
   PromptStage(const CacheTraits& traits, const Placement& placement, PromptPacker& packer,
               DecodeWeights& weights, SinkRotation& sinks);
 
   void reserve() { past_.reserve(2 * traits_.kv_heads()); }
-  /// Attends rows of a first prompt in a layer and stages them.
-  ///   x       what is attended with; in the basis of `stored` if rows were staged before
-  ///   stored  the same rows as they are stored
+  /// Attends to tokens of a first prompt in a layer and stages their K and V.
+  ///   x       input of attention; in the basis of `stored` if tokens were staged before
+  ///   stored  the same tokens as they are stored
   void attend(Sequence& sequence, const StepRows& rows, int layer, const QkvRows& x,
               const QkvRows& stored, TensorView out, float scale, Stream& stream);
-  /// The host waits for a GPU to select what a prompt leaves.
+  /// Selection needs results of the GPU, so the host waits for them.
   bool waits() const noexcept { return selector_.measures() || selector_.scores(); }
-  /// Where a layer's selection depends on no other layer, the end of a prompt finishes groups of
-  /// layers: whether a layer is the last of one. finish_group() follows attend() then.
+  /// If a layer's selection does not depend on other layers, the prompt is finished in groups of
+  /// layers. True if `layer` is the last of a group: then finish_group() follows attend().
   bool ends_group(const StepRows& rows, int layer) const noexcept;
-  /// Finishes the group that a layer is the last of; or where the host selects behind a GPU, the
-  /// group in front of it, and it too if it is the last of all.
+  /// Finishes the group that ends with `layer`. If selection lags one group behind the GPU, it
+  /// finishes the previous group, and at the last layer both.
   void finish_group(Sequence& sequence, const StepRows& rows, int layer, Stream& stream);
   /// Ends a pass over all layers. Returns whether the prompt has ended.
   bool end(Sequence& sequence, const StepRows& rows, Stream& stream);
 
  private:
-  /// By KvSide, how many rows of each KV head are packed.
+  /// By KvSide: how many tokens of each KV head are packed.
   using PackedCounts = std::array<std::vector<int>, 2>;
-  /// What a layer keeps, by store.
+  /// The kept tokens of a layer, by store.
   struct KeptLayer {
     int layer = 0;
     const LayerSelection* selection = nullptr;
@@ -89,12 +89,12 @@ class PromptStage {
   DecodeWeights& weights_;
   SinkRotation& sinks_;
   std::vector<RowDestination> destinations_;  // (kv_heads,)
-  std::vector<KeyValueRows> past_;            // (kv_heads,) rows that were staged before
+  std::vector<KeyValueRows> past_;            // (kv_heads,) tokens staged earlier
   std::vector<const std::byte*> sources_;
   std::vector<std::byte*> targets_;
-  std::vector<ListedRows> listed_;   // rows that are gathered as they are
-  std::vector<ListedRows> widened_;  // and as floats
-  FloatSpace floats_;  // rows that are packed and lie apart; or on their way to be merged
+  std::vector<ListedRows> listed_;   // to gather unchanged
+  std::vector<ListedRows> widened_;  // to gather as floats
+  FloatSpace floats_;                // tokens gathered to be packed or merged
 };
 
 }  // namespace kvlm

@@ -4,9 +4,9 @@
 
 namespace kvlm {
 
-/// What a layer attends with: (rows, heads, head_dim) each.
+/// Queries, keys and values of a layer: (rows, heads, head_dim) each.
 struct QkvRows {
-  ConstTensorView q;  ///< may be empty: nothing is attended to
+  ConstTensorView q;  ///< may be empty: no attention is computed
   ConstTensorView k;
   ConstTensorView v;
 

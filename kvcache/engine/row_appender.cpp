@@ -22,14 +22,14 @@ void RowAppender::reserve_rows(size_t rows) {
 void RowAppender::append(LayerState& state, int layer, int16_t tag, size_t first) {
   const size_t store = traits_.store_of(tag);
   state.due = {};
-  state.plane_bytes += 2 * traits_.kv_heads() * traits_.row_bytes();
+  state.buffer_bytes += 2 * traits_.kv_heads() * traits_.row_bytes();
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {
     HeadState& head = state.heads[h];
     keys_[first + h] = head.stores[store].keys.ring.push();
     values_[first + h] = head.stores[store].values.ring.push();
     for (const Window& window : traits_.layer(layer).windows) {
-      const Plane& plane = head.plane(window.store, window.side);
-      if (plane.full() < window.packing->flush.trigger) continue;
+      const KvBuffer& buffer = head.buffer(window.store, window.side);
+      if (buffer.full() < window.packing->flush.trigger) continue;
       ++state.due[window.store][static_cast<size_t>(window.side)];
     }
     if (traits_.retention() == nullptr) continue;

@@ -8,23 +8,23 @@
 
 namespace kvlm {
 
-/// Appends rows to what is stored, as full rows.
+/// Appends unpacked tokens to K and V buffers.
 class RowAppender {
  public:
   explicit RowAppender(const CacheTraits& traits) : traits_(traits) {}
 
   void reserve(const Workload& load);
-  /// Room for `rows` rows of a layer.
+  /// Allocates lists for `rows` tokens of a layer.
   void reserve_rows(size_t rows);
-  /// Makes room for a row in every KV head of a layer, which store() fills as those from number
-  /// `first` on. Different numbers may be used by several threads.
+  /// Reserves a ring entry in every KV head of a layer and remembers its address at index `first`;
+  /// store() fills it. Threads may append at different indices.
   void append(LayerState& state, int layer, int16_t tag, size_t first);
-  /// Stores rows that append() made room for, (rows, kv_heads, head_dim) of each.
+  /// Stores tokens at the appended entries from `first` on; k and v are (rows, kv_heads, head_dim).
   void store(ConstTensorView k, ConstTensorView v, size_t first, Stream& stream);
 
  private:
   const CacheTraits& traits_;
-  std::vector<std::byte*> keys_;  // (rows of a step, kv_heads)
+  std::vector<std::byte*> keys_;  // addresses, (rows of a step, kv_heads)
   std::vector<std::byte*> values_;
 };
 

@@ -13,7 +13,7 @@ void forget_newest(std::span<int> came) {
 }
 
 void put_in_order(HeadRows& rows, std::span<const int> came, bool newest, size_t head_dim) {
-  std::vector<std::pair<int, size_t>> order;  // numbers and places
+  std::vector<std::pair<int, size_t>> order;  // (arrival number, place)
   for (size_t place = 0; place < came.size(); ++place) {
     if (newest || came[place] != WeighedRows::kNoRow) order.emplace_back(came[place], place);
   }

@@ -31,7 +31,7 @@ void check_size(const Sequence& sequence, const StepRows& rows) {
   }
 }
 
-/// A prompt on top of another.
+/// Checks a prompt after the first.
 void check_later_prompt(const CacheTraits& traits, const StepRows& rows) {
   const CacheNeeds& needs = traits.needs();
   if (rows.prompt && needs.one_prompt) {
@@ -39,8 +39,8 @@ void check_later_prompt(const CacheTraits& traits, const StepRows& rows) {
         fmt::format("--kv {} takes no second prompt: {}; prefill the whole conversation again",
                     traits.plan().spec, why_one_prompt(traits.plan(), traits.device())));
   }
-  if (needs.pictures_first && std::any_of(rows.modality.begin(), rows.modality.end(),
-                                          [](int16_t tag) { return tag != kTextRow; })) {
+  if (needs.images_first && std::any_of(rows.modality.begin(), rows.modality.end(),
+                                        [](int16_t tag) { return tag != kTextRow; })) {
     unsupported(
         fmt::format("--kv {} packs images at the end of the first prompt and takes no later ones; "
                     "prefill the whole conversation again",
@@ -48,7 +48,7 @@ void check_later_prompt(const CacheTraits& traits, const StepRows& rows) {
   }
 }
 
-void check_pictures(const CacheTraits& traits, const StepRows& rows) {
+void check_images(const CacheTraits& traits, const StepRows& rows) {
   const auto last = std::max_element(rows.modality.begin(), rows.modality.end());
   if (last == rows.modality.end() || *last < Layouts::kMaxImages) return;
   if (!traits.layouts().per_image()) return;
@@ -62,8 +62,8 @@ void check_pictures(const CacheTraits& traits, const StepRows& rows) {
 
 std::string_view why_one_prompt(const CachePlan& plan, Device device) noexcept {
   if (plan.retention == nullptr) return {};
-  // A layer that uses another's codes must drop rows in the same step, which a prompt that passes
-  // layer by layer does not.
+  // A layer that shares another's codes must evict in the same step. A later prompt is processed
+  // layer by layer, so it cannot.
   if (plan.share.any()) return "its layers share codes and it evicts tokens";
   if (device.kind != DeviceKind::kCpu &&
       plan.retention->needs().decode_weights != ImportanceNeeds::DecodeWeights::kNone) {
@@ -76,7 +76,7 @@ std::string_view why_one_prompt(const CachePlan& plan, Device device) noexcept {
 void check_rows(const CacheTraits& traits, const Sequence& sequence, const StepRows& rows) {
   check_size(sequence, rows);
   if (sequence.prompted) check_later_prompt(traits, rows);
-  check_pictures(traits, rows);
+  check_images(traits, rows);
   const bool in_parts = traits.layouts().joint() || !traits.layouts().stages();
   if (!sequence.prompted && !in_parts && !rows.ends_prompt) {
     unsupported(

@@ -1,6 +1,6 @@
-// Memory of sequences. open() sets aside what a sequence can ever need, in one extent, which
-// Placement deals out. Decode asks for none. fork() makes a sequence that reads another one's
-// blocks where they are.
+// Memory of sequences. open() reserves all that a sequence can need as one extent, which Placement
+// divides. Decode reserves nothing more. fork() creates a sequence that reads its parent's blocks
+// in place.
 #include "kvcache/engine/store.h"
 
 #include <fmt/format.h>
@@ -47,7 +47,7 @@ void SequenceStore::prepare_next() {
   next_layers_ = std::move(layers);
 }
 
-/// The first slot without an open sequence.
+/// The first sequence id that is free.
 size_t SequenceStore::free_slot() const noexcept {
   size_t slot = 0;
   while (slot < sequences_.size() && sequences_[slot].open) ++slot;
@@ -136,7 +136,7 @@ SequenceId SequenceStore::fork(SequenceId parent, int max_rows, const std::strin
       placement_.fork_layer(at(parent), at(id), layer, copies);
     }
     if (at(parent).shared > 0) at(id).read.push_back(at(parent).memory);
-    for (const SequenceId counted : {parent, id}) count_planes(at(counted));
+    for (const SequenceId counted : {parent, id}) count_buffers(at(counted));
     account(at(id));
     copy_ranges(copies, stream);
   } catch (...) {
@@ -146,7 +146,7 @@ SequenceId SequenceStore::fork(SequenceId parent, int max_rows, const std::strin
   return id;
 }
 
-/// What the host knows of a fork, without planes.
+/// State of a fork, without buffers.
 Sequence SequenceStore::fork_counts(const Sequence& parent, int max_rows) const {
   Sequence made;
   made.prompted = true;
@@ -175,13 +175,13 @@ Sequence SequenceStore::fork_counts(const Sequence& parent, int max_rows) const 
   return made;
 }
 
-void SequenceStore::count_planes(Sequence& sequence) noexcept {
+void SequenceStore::count_buffers(Sequence& sequence) noexcept {
   for (LayerState& state : sequence.layers) {
-    state.plane_bytes = 0;
+    state.buffer_bytes = 0;
     for (const HeadState& head : state.heads) {
-      for (const StorePlanes& planes : head.stores) {
-        state.plane_bytes +=
-            planes.keys.bytes() + planes.values.bytes() + planes.protected_values.bytes();
+      for (const StoreBuffers& buffers : head.stores) {
+        state.buffer_bytes +=
+            buffers.keys.bytes() + buffers.values.bytes() + buffers.protected_values.bytes();
       }
     }
   }
@@ -190,7 +190,7 @@ void SequenceStore::count_planes(Sequence& sequence) noexcept {
 void SequenceStore::account(Sequence& sequence) const noexcept {
   size_t bytes = 0;
   for (const LayerState& state : sequence.layers) {
-    bytes += state.plane_bytes;
+    bytes += state.buffer_bytes;
     for (const size_t mask : state.mask_bytes) bytes += mask;
     bytes += weights_.bytes(state) + ProtectedValues::bytes(state) + sinks_.bytes(state);
   }
@@ -220,7 +220,7 @@ CacheReport SequenceStore::report(const Sequence& sequence,
   }
   report.slots /= traits_.shape().layers;
   if (!sequence.prompted) report.slots = sequence.rows;
-  // Times the share of tokens kept.
+  // Scaled by the share of tokens kept.
   report.nominal_bits = nominal_bits_of(sequence, visual_slots) * report.slots / sequence.rows;
   return report;
 }
@@ -235,7 +235,7 @@ double SequenceStore::nominal_bits_of(const Sequence& sequence,
       const HeadState& head = sequence.layers[layer].heads[0];
       const int visual =
           visual_slots.empty() ? head.stores[kVisual].keys.slots() : visual_slots[layer];
-      // Those that the host has not counted are text.
+      // Tokens that the host has not counted are text.
       scopes[store].slots += store == kVisual ? visual : sequence.slots_of(layer) - visual;
     }
   }

@@ -15,7 +15,7 @@
 
 namespace kvlm {
 
-/// The sequences of a cache, the arena that their memory comes from, and its account.
+/// The sequences of a cache, their arena, and its byte accounting.
 class SequenceStore {
  public:
   SequenceStore(const CacheTraits& traits, size_t arena_bytes, const Placement& placement,
@@ -23,16 +23,16 @@ class SequenceStore {
 
   /// Admits a sequence. Throws Error{kOutOfMemory} naming `who`; then nothing has changed.
   SequenceId open(const SequenceSize& size, const std::string& who);
-  /// Makes the host's part of a sequence for the next open(), if that would have to.
+  /// Allocates the host's state of a sequence for the next open(), unless a closed one left some.
   void prepare_next();
-  /// Admits a sequence of at most `max_rows` rows that holds what a prompted one holds, counted on
-  /// the host. Throws as open() does.
+  /// Admits a copy of a prompted sequence, with at most `max_rows` tokens. The host must have
+  /// counted the parent. Throws as open() does.
   SequenceId fork(SequenceId parent, int max_rows, const std::string& who, Stream& stream);
   void close(SequenceId id) noexcept;
   Sequence& at(SequenceId id) noexcept { return sequences_[static_cast<size_t>(id)]; }
   const Sequence& at(SequenceId id) const noexcept { return sequences_[static_cast<size_t>(id)]; }
-  /// Asks the processor's caches for what a step of decode reads of a sequence: the first of it
-  /// here, what that points to by prefetch_counts(), in a later pass over the batch.
+  /// Prefetches what a decode step reads of a sequence into the processor's caches: here its first
+  /// cache lines. prefetch_counts() follows their pointers, in a later pass over the batch.
   void prefetch(SequenceId id) const noexcept {
     const auto* at = reinterpret_cast<const std::byte*>(&this->at(id));
     __builtin_prefetch(at);
@@ -46,20 +46,20 @@ class SequenceStore {
     for (const DroppingLayers& layers : sequence.dropping) __builtin_prefetch(&layers);
     __builtin_prefetch(sequence.dropping_of.data());
   }
-  static constexpr size_t kAhead = 8;  ///< sequences between asking and reading
-  /// Those that are not open as well.
+  static constexpr size_t kAhead = 8;  ///< sequences between prefetch and use
+  /// All sequences, open or not.
   std::span<Sequence> all() noexcept { return sequences_; }
-  /// The largest step of the sequences that are open.
+  /// The largest step of the open sequences.
   Workload workload() const noexcept;
 
-  /// Counts the bytes of a sequence's planes from the start.
-  static void count_planes(Sequence& sequence) noexcept;
-  /// Tells the arena what a sequence uses.
+  /// Recomputes the bytes of a sequence's K and V buffers.
+  static void count_buffers(Sequence& sequence) noexcept;
+  /// Reports the sequence's bytes to the arena.
   void account(Sequence& sequence) const noexcept;
 
   /// Bytes in use, of all sequences.
   size_t bytes() const noexcept { return arena_.used(); }
-  /// What a sequence occupies; guarded_remaps is left to others.
+  /// Memory of a sequence, without guarded_remaps.
   ///   visual_slots  GpuDecode::visual_slots()
   CacheReport report(const Sequence& sequence, std::span<const int> visual_slots) const noexcept;
 

@@ -1,5 +1,5 @@
-// What a DecodeTable can serve and what room it takes: bounds of a sequence before its prompt has
-// ended, and what it has afterwards.
+// What a DecodeTable supports, and the capacity it needs: bounds before a sequence's prompt has
+// ended, exact figures afterwards.
 #include "kvcache/engine/table_load.h"
 
 #include <algorithm>
@@ -9,33 +9,33 @@ namespace kvlm {
 
 namespace {
 
-/// Rows of a KV head at a time, at most.
+/// The most tokens of a KV head at any time.
 int peak_rows(const CacheTraits& traits, const Sequence& sequence) noexcept {
   if (traits.retention() == nullptr) return sequence.size.max_rows;
   return traits.retention()->peak_rows_of_layer(traits.shape().layers, sequence.size.prompt_rows,
                                                 sequence.size.max_rows);
 }
 
-/// Rows that a KV head ever has, at most.
+/// Upper bound of all tokens that a KV head ever stores.
 int rows_ever(const CacheTraits& traits, const Sequence& sequence) noexcept {
   if (traits.retention() == nullptr) return sequence.size.max_rows;
   return peak_rows(traits, sequence) + sequence.size.max_rows - sequence.size.prompt_rows;
 }
 
-/// Places of a side of a KV head whose packed rows a table drops, before anybody knows what the
-/// prompt leaves: at least as many as there will be.
+/// Upper bound of the places in a K or V buffer with in-place eviction, before the prompt's
+/// selection is known.
 int places_bound(const CacheTraits& traits, const Sequence& sequence, int layer,
                  KvSide side) noexcept {
   const int peak = peak_rows(traits, sequence);
   const int ever = rows_ever(traits, sequence);
-  const PlaneLayout layout = traits.layouts().plane(kRest, side, layer);
-  const PlaneCapacity capacity = traits.layouts().capacity(layout, 1, ever, peak, 1);
+  const BufferLayout layout = traits.layouts().buffer(kRest, side, layer);
+  const BufferCapacity capacity = traits.layouts().capacity(layout, 1, ever, peak, 1);
   const int visual = traits.plan().split ? std::min(peak, sequence.size.visual_rows) : 0;
   return visual + static_cast<int>(capacity.blocks) * layout.block_rows() +
          static_cast<int>(capacity.ring_rows);
 }
 
-/// Rows of a KV head that are numbered or weighed by places, at most.
+/// The most tokens of a KV head with an arrival number or weight.
 int weighed_rows(const CacheTraits& traits, const Sequence& sequence) noexcept {
   const TableDrops& drops = traits.table();
   if (!drops.places) return drops.weighs || drops.scores ? peak_rows(traits, sequence) : 0;
@@ -48,51 +48,50 @@ int weighed_rows(const CacheTraits& traits, const Sequence& sequence) noexcept {
       most = std::max(most, places_bound(traits, sequence, layer, side));
     }
   }
-  return std::min(most, kMostPlaces);  // a bound may be more than there will be
+  return std::min(most, kMostPlaces);  // the bound may exceed what is used
 }
 
-/// The rows of the shortest blocks.
+/// Tokens of the shortest block.
 int least_block_rows(const CacheTraits& traits) noexcept {
   int least = kMostPlaces;
   for (int layer = 0; layer < traits.shape().layers; ++layer) {
     for (const KvSide side : kSides) {
-      const int rows = traits.layouts().plane(kRest, side, layer).block_rows();
+      const int rows = traits.layouts().buffer(kRest, side, layer).block_rows();
       if (rows > 0) least = std::min(least, rows);
     }
   }
   return least;
 }
 
-/// Some packed row was evicted whose block is still on the list.
-bool has_lost_rows(const Plane& plane) noexcept {
-  return std::any_of(plane.blocks.all().begin(), plane.blocks.all().end(),
+/// Some block has lost a token.
+bool has_lost_rows(const KvBuffer& buffer) noexcept {
+  return std::any_of(buffer.blocks.all().begin(), buffer.blocks.all().end(),
                      [](const PackedBlock& block) { return block.live != nullptr; });
 }
 
-/// Whether a table can find the rows that are packed without asking where each lies: none was
-/// evicted.
+/// Block addresses follow from one stride: no packed token was evicted.
 bool lies_evenly(const CacheTraits& traits, const Sequence& sequence) noexcept {
   for (int layer = 0; layer < traits.shape().layers; ++layer) {
     for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
       for (const KvSide side : kSides) {
         const bool counted = !traits.host_flushes(layer, side) || traits.table().places;
-        if (counted && !head.plane(kRest, side).blocks.is_even()) return false;
-        if (has_lost_rows(head.plane(kVisual, side))) return false;
+        if (counted && !head.buffer(kRest, side).blocks.is_even()) return false;
+        if (has_lost_rows(head.buffer(kVisual, side))) return false;
       }
     }
   }
   return true;
 }
 
-/// Whether packed rows of a sequence may go and others come: it has not too many, and no fork reads
-/// them.
+/// Packed tokens of a sequence may be evicted in place: it has few enough places, and no fork reads
+/// its blocks.
 bool may_place(const CacheTraits& traits, const Sequence& sequence) noexcept {
   if (!traits.table().places || sequence.places > kMostPlaces) return false;
   for (const LayerState& layer : sequence.layers) {
     for (const HeadState& head : layer.heads) {
       for (const KvSide side : kSides) {
-        if (!head.plane(kRest, side).owns_blocks()) return false;
-        const Plane& visual = head.plane(kVisual, side);
+        if (!head.buffer(kRest, side).owns_blocks()) return false;
+        const KvBuffer& visual = head.buffer(kVisual, side);
         if (visual.full() > 0 || visual.blocks.memory().is_shared()) return false;
       }
     }
@@ -100,36 +99,36 @@ bool may_place(const CacheTraits& traits, const Sequence& sequence) noexcept {
   return true;
 }
 
-/// What a DecodeTable is told of once of a KV head's side: in front of what the side gains.
-///   forked  some blocks may be those of another sequence
-int fixed_runs(const CacheTraits& traits, int layer, KvSide side, bool forked) noexcept {
-  const int visual = traits.plan().split ? 3 : 0;  // packed rows, and full ones of a ring
+/// Number of fixed segments of a KV head's side, before its growing part.
+///   forked  some blocks may be another sequence's
+int fixed_segments(const CacheTraits& traits, int layer, KvSide side, bool forked) noexcept {
+  const int visual = traits.plan().split ? 3 : 0;  // packed tokens, and a ring in two segments
   if (traits.layer(layer).protects) return visual + 2;
   if (traits.host_flushes(layer, side)) return visual + 1;
   const bool packs = traits.flush_rule(side, layer) != nullptr;
   return visual + (packs && (forked || traits.evicts()) ? 1 : 0);
 }
 
-int fixed_runs(const CacheTraits& traits, bool forked) noexcept {
+int fixed_segments(const CacheTraits& traits, bool forked) noexcept {
   int most = 0;
   for (int layer = 0; layer < traits.shape().layers; ++layer) {
     for (const KvSide side : kSides) {
-      most = std::max(most, fixed_runs(traits, layer, side, forked));
+      most = std::max(most, fixed_segments(traits, layer, side, forked));
     }
   }
   return most;
 }
 
-/// Some sequence reads blocks of others, which do not lie evenly: those of a fork's fork.
+/// The sequence reads others' blocks that are not at one stride: a fork of a fork.
 bool shares_unevenly(const Sequence& sequence) noexcept {
   if (!sequence.open || !sequence.goes_on_elsewhere) return false;
   return std::any_of(sequence.layers.begin(), sequence.layers.end(), [](const LayerState& layer) {
-    const StorePlanes& rest = layer.heads[0].stores[kRest];
+    const StoreBuffers& rest = layer.heads[0].stores[kRest];
     return !lie_evenly(rest.keys.blocks.elsewhere()) || !lie_evenly(rest.values.blocks.elsewhere());
   });
 }
 
-/// Some windows are flushed by the host, into blocks that may lie anywhere.
+/// The host flushes some windows, into blocks at any address.
 bool has_host_windows(const CacheTraits& traits) noexcept {
   for (int layer = 0; layer < traits.shape().layers; ++layer) {
     const LayerTraits& of = traits.layer(layer);
@@ -139,7 +138,7 @@ bool has_host_windows(const CacheTraits& traits) noexcept {
   return false;
 }
 
-/// Blocks of the fixed runs of a KV head, at most, with those that are cut because they are long.
+/// The most blocks in the fixed segments of a KV head, where long blocks count as several.
 int listed_blocks(const CacheTraits& traits, const Sequence& sequence, int layer) {
   constexpr int kLeastCut = 256;
   const Layouts& layouts = traits.layouts();
@@ -150,7 +149,7 @@ int listed_blocks(const CacheTraits& traits, const Sequence& sequence, int layer
     blocks += ever / kLeastCut + 2;
     if (traits.plan().split) blocks += Layouts::kMaxImages;
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-      const PlaneLayout layout = layouts.plane(store, side, layer);
+      const BufferLayout layout = layouts.buffer(store, side, layer);
       if (layout.packing == nullptr || layout.once) continue;
       blocks += layouts.capacity(layout, 1, ever, peak, 1).blocks;
     }
@@ -169,7 +168,7 @@ TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequen
   const bool forked = std::any_of(sequences.begin(), sequences.end(), [](const Sequence& sequence) {
     return sequence.open && sequence.goes_on_elsewhere;
   });
-  most.fixed_runs = fixed_runs(traits, forked);
+  most.fixed_segments = fixed_segments(traits, forked);
   const bool uneven =
       traits.evicts() || traits.layouts().per_image() || has_host_windows(traits) ||
       (forked &&
@@ -180,7 +179,8 @@ TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequen
     most.weighed_rows = std::max(most.weighed_rows, weighed_rows(traits, sequence));
     if (last != nullptr && last->size == sequence.size) continue;
     last = &sequence;
-    for (int layer = 0; uneven && most.fixed_runs > 0 && layer < traits.shape().layers; ++layer) {
+    for (int layer = 0; uneven && most.fixed_segments > 0 && layer < traits.shape().layers;
+         ++layer) {
       most.listed_blocks = std::max(most.listed_blocks, listed_blocks(traits, sequence, layer));
     }
     if (traits.evicts() && traits.retention()->rerotates()) {
@@ -188,7 +188,7 @@ TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequen
     }
   }
   if (traits.needs().prompt_embeddings) most.words = 2 * (most.longest / 64 + 1);
-  // Bitmaps of their rows.
+  // Bitmaps of evicted tokens.
   if (traits.evicts()) most.words += 2 * (most.longest / 64 + 1) + most.listed_blocks;
   if (traits.table().places) {
     if (traits.plan().split) most.fixed_blocks = static_cast<int>(Layouts::kMaxImages);
@@ -204,7 +204,7 @@ int most_places(const Sequence& sequence) noexcept {
     for (const HeadState& head : layer.heads) {
       for (const KvSide side : kSides) {
         most =
-            std::max(most, head.plane(kVisual, side).places() + head.plane(kRest, side).places());
+            std::max(most, head.buffer(kVisual, side).places() + head.buffer(kRest, side).places());
       }
     }
   }
@@ -220,8 +220,8 @@ TableLoad placed_load(const CacheTraits& traits, const Sequence& sequence) noexc
       for (const KvSide side : kSides) {
         // Those of kRest, too, if the host packs them.
         const size_t rest =
-            has_host_windows(traits) ? head.plane(kRest, side).blocks.all().size() : 0;
-        const auto blocks = static_cast<int>(head.plane(kVisual, side).blocks.all().size() + rest);
+            has_host_windows(traits) ? head.buffer(kRest, side).blocks.all().size() : 0;
+        const auto blocks = static_cast<int>(head.buffer(kVisual, side).blocks.all().size() + rest);
         load.fixed_blocks = std::max(load.fixed_blocks, blocks);
       }
     }

@@ -9,28 +9,25 @@
 
 namespace kvlm {
 
-/// Room that a DecodeTable needs for the sequences that are open.
+/// Capacity that a DecodeTable needs for the open sequences.
 TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequences,
                      const Workload& load);
 
-/// Sequence.places of a sequence as it is now, whose prompt has ended: what placed_load() and
-/// table_counts() go by.
+/// Sequence.places of a sequence after its prompt, for placed_load() and table_counts().
 int most_places(const Sequence& sequence) noexcept;
 
-/// What it needs to place a sequence as it is now (TableLane.placed).
+/// Capacity that a DecodeTable needs to evict from this sequence in place (TableHead.placed).
 TableLoad placed_load(const CacheTraits& traits, const Sequence& sequence) noexcept;
 
-/// Whether a DecodeTable can count the rows of a sequence as it is now, and drop those that its
-/// rule drops: else it is Sequence.told_anew.
+/// A DecodeTable can count the tokens of this sequence and evict what its rule evicts. Otherwise
+/// the sequence is Sequence.told_anew.
 bool table_counts(const CacheTraits& traits, const Sequence& sequence) noexcept;
 
-/// Whether the lanes of a sequence that the table counts will be placed: some packed row has gone,
-/// or may go by its weight. Once they are they stay so: what attention adds in which order does not
-/// change.
+/// The KV heads will evict in place: a packed token was evicted, or may be by weight.
+/// This never reverts, so that the order of summation in attention does not change.
 bool will_be_placed(const CacheTraits& traits, const Sequence& sequence) noexcept;
 
-/// Which rows of a layer the next step drops one of, by attention weights; null: none of them may
-/// go.
+/// Candidates for the next step's eviction by attention weight in a layer; null if there are none.
 std::optional<LeastWeight> least_weight(const CacheTraits& traits, const Sequence& sequence,
                                         int layer) noexcept;
 

@@ -10,7 +10,7 @@ namespace kvlm {
 
 namespace {
 
-/// Sequence.came, of all that a table says of a sequence.
+/// Sequence.came from the table's copy of a sequence.
 std::vector<std::vector<int>> came_of(const CacheTraits& traits, const Sequence& sequence,
                                       std::span<const int> all) {
   const auto places =
@@ -29,7 +29,7 @@ std::vector<std::vector<int>> came_of(const CacheTraits& traits, const Sequence&
 }  // namespace
 
 void TableReader::take_back(std::span<Sequence* const> sequences, Stream& stream) {
-  // A copy takes about as much memory as a draft, which it keeps.
+  // A copy takes about as much memory as a draft, and is kept for reuse.
   copies_.resize(static_cast<size_t>(table_->drafts()));
   for (size_t first = 0; first < sequences.size(); first += copies_.size()) {
     const auto some = sequences.subspan(first, std::min(copies_.size(), sequences.size() - first));
@@ -62,10 +62,10 @@ void TableReader::catch_up(Sequence& sequence) const {
     take_placed(sequence, copy);
     end_placed(sequence, copy);
   }
-  sequence.on_gpu = false;  // numbers begin anew when it is placed again
+  sequence.on_gpu = false;  // arrival numbers restart at the next upload
 }
 
-/// Counts the rows of a sequence whose packed rows stay.
+/// Updates the host's state of a sequence without in-place eviction.
 void TableReader::count_rows(Sequence& sequence) const {
   if (sequence.told_anew) return counts_.count_rows(sequence);
   if (traits_.table().weighs && sequence.uncounted > 0) {
@@ -92,26 +92,26 @@ std::vector<HeadState> TableReader::heads_now(const Sequence& sequence, int laye
   return heads;
 }
 
-/// Counts on the host what the GPU has made of a sequence. The weights in `copy` are in the order
-/// of the slots then, KV head by KV head.
+/// Updates the host's state of a sequence with in-place eviction. Reorders the weights in `copy` by
+/// slot, KV head by KV head.
 void TableReader::take_placed(Sequence& sequence, PlacedCopy& copy) const {
-  size_t lane = 0;
+  size_t table_head = 0;
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     for (HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
       const int known = head.slots() + sequence.uncounted;
-      PlacedRows rows = copy.rows(lane);
+      PlacedRows rows = copy.rows(table_head);
       const std::vector<float> weights = kvlm::take_placed(traits_.layer(layer), head, rows, known);
-      std::copy(weights.begin(), weights.end(), copy.weights.data() + lane * copy.places);
-      ++lane;
+      std::copy(weights.begin(), weights.end(), copy.weights.data() + table_head * copy.places);
+      ++table_head;
     }
   }
   sequence.uncounted = 0;
-  SequenceStore::count_planes(sequence);
+  SequenceStore::count_buffers(sequence);
 }
 
-/// Puts the weights of such a sequence to where the host looks for them, and tells the arena.
+/// Writes the weights of such a sequence back to the cache, and reports its bytes to the arena.
 void TableReader::end_placed(Sequence& sequence, const PlacedCopy& copy) const {
-  std::vector<float> weights;  // of a layer, which lie side by side
+  std::vector<float> weights;  // of a layer, contiguous
   for (size_t layer = 0; layer < traits_.layers() && !copy.weights.empty(); ++layer) {
     const std::vector<HeadState>& heads = sequence.layers[layer].heads;
     if (heads[0].weights == nullptr) continue;
@@ -134,7 +134,7 @@ std::vector<int> TableReader::visual_slots(const Sequence& sequence) const {
   read_placed(sequence, copy);
   for (size_t layer = 0; layer < traits_.layers(); ++layer) {
     const std::vector<int> came = copy.rows(layer * traits_.kv_heads()).sides[0].came;
-    const Plane& visual = sequence.layers[layer].heads[0].stores[kVisual].keys;
+    const KvBuffer& visual = sequence.layers[layer].heads[0].stores[kVisual].keys;
     slots.push_back(
         static_cast<int>(std::count_if(came.begin(), came.begin() + visual.places(),
                                        [](int number) { return number != WeighedRows::kNoRow; })));

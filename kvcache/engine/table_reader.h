@@ -11,11 +11,11 @@
 
 namespace kvlm {
 
-/// Counts on the host what has become of sequences that a GPU decodes: from numbers alone
-/// (GainedCounts), or from what the table says of rows that it has dropped.
+/// Updates the host's state of sequences that a GPU decodes: from token counts (GainedCounts), or,
+/// after eviction on the GPU, from a copy of the table.
 class TableReader {
  public:
-  /// `table`, null without a GPU, must stay.
+  /// `table` is null without a GPU and must outlive this.
   TableReader(const CacheTraits& traits, SequenceStore& store, const GainedCounts& counts,
               const DecodeTable* table)
       : traits_(traits), store_(store), counts_(counts), table_(table) {}
@@ -25,13 +25,13 @@ class TableReader {
   }
   /// GpuDecode::catch_up().
   void catch_up(Sequence& sequence) const;
-  /// The same of sequences whose windows may be full, which are the host's then.
+  /// The same for sequences with windows that the host may have to flush; they leave the table.
   void take_back(std::span<Sequence* const> sequences, Stream& stream);
-  /// Heads of a layer as they are now, also in a step, of a sequence that drops_on_gpu().
-  ///   newest  with the row of the step that is under way
+  /// Current KV heads of a layer, also during a step, if drops_on_gpu().
+  ///   newest  includes the token of the current step
   std::vector<HeadState> heads_now(const Sequence& sequence, int layer, bool newest) const;
-  /// (layers,) of such a sequence the slots of its first KV head that are stored apart; empty: none
-  /// are, or the host knows.
+  /// (layers,) slots of its first KV head in kVisual, if drops_on_gpu(). Empty if no tokens are
+  /// stored separately, or the host's count is current.
   std::vector<int> visual_slots(const Sequence& sequence) const;
 
  private:

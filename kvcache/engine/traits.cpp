@@ -10,7 +10,7 @@ namespace kvlm {
 
 namespace {
 
-/// Whether a DecodeTable can pack a window.
+/// A DecodeTable can pack this window.
 bool fits_table(const Packing& packing) {
   const PackedFormat& format = packing.format;
   const bool whole_blocks = format.axis == ScaleAxis::kToken ||
@@ -41,10 +41,9 @@ LayerTraits traits_of(const Layouts& layouts, int layer) {
   return traits;
 }
 
-/// Whether a DecodeTable may drop packed rows of a layer: what was packed before its decode is
-/// there once, as it came, and the table packs what follows, or the host that takes the sequence
-/// back.
-///   shared  layers share codes, which they pack where the table says
+/// A DecodeTable may evict packed tokens of a layer. Condition: packed visual tokens are complete,
+/// and windows are packed by the table, or by the host if no codes are shared.
+///   shared  some layers share codes
 bool table_may_drop(const Layouts& layouts, const LayerTraits& traits, bool split, bool shared,
                     int layer) {
   const Quantizer* visual = layouts.quantizer(kVisual, layer);
@@ -56,7 +55,7 @@ bool table_may_drop(const Layouts& layouts, const LayerTraits& traits, bool spli
   return std::all_of(traits.windows.begin(), traits.windows.end(), [&](const Window& window) {
     if (window.store != kRest) return false;
     if (traits.host_flushes[static_cast<size_t>(window.side)]) return !shared;
-    const int block = layouts.plane(window.store, window.side, layer).block_rows();
+    const int block = layouts.buffer(window.store, window.side, layer).block_rows();
     return window.packing->flush.rows / block + 2 <= kMostFlushedBlocks;
   });
 }
@@ -67,7 +66,7 @@ CacheNeeds needs_of(const CachePlan& plan, const Layouts& layouts,
   for (int layer = 0; layer < plan.shape.layers; ++layer) {
     const Quantizer* visual = layouts.quantizer(kVisual, layer);
     needs.prompt_embeddings |= layers[static_cast<size_t>(layer)].protects;
-    needs.pictures_first |= visual != nullptr && visual->visual_only();
+    needs.images_first |= visual != nullptr && visual->visual_only();
   }
   const Retention* rule = plan.retention.get();
   needs.prompt_queries = rule != nullptr && rule->needs().sees_queries();
@@ -88,7 +87,7 @@ CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
   }
   needs_ = needs_of(*plan_, layouts_, layers_, device);
   table_.places = on_gpu() && evicts() && !retention()->rerotates();
-  int packing = 0;  // layers
+  int packing = 0;  // layers with a window
   for (int layer = 0; layer < plan_->shape.layers; ++layer) {
     packing += this->layer(layer).windows.empty() ? 0 : 1;
     table_.places = table_.places && table_may_drop(layouts_, this->layer(layer), plan_->split,
@@ -98,13 +97,13 @@ CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
     table_.weighs = table_.places;
     table_.places = table_.places && (plan_->split || packing > 0);
   } else {
-    // Layers of full rows alone have kernels of their own.
+    // Layers without packed tokens have kernels of their own.
     table_.places = table_.places && (plan_->split || packing == plan_->shape.layers);
     const bool full_rows = !plan_->split && packing == 0;
     table_.scores =
         on_gpu() && evicts() && retention()->evicts_by_score() && (table_.places || full_rows);
   }
-  // By score the host would choose for every KV head.
+  // The host would have to choose by score for every KV head.
   const bool apart = evicts() && layouts_.per_head() && retention()->evicts_by_score();
   table_.counts = table_.weighs || table_.scores ||
                   (!layouts_.keeps_weights() && !apart && !needs_.prompt_embeddings);

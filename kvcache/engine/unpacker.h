@@ -13,39 +13,39 @@
 
 namespace kvlm {
 
-/// Stored rows as floats, (rows, head_dim) f32 on the cache's device, oldest first.
+/// Stored tokens as floats, (rows, head_dim) f32 on the cache's device, oldest first.
 class Unpacker {
  public:
   Unpacker(const CacheTraits& traits, ProtectedValues& protected_values);
 
-  /// The live packed rows of a plane, and where they go.
+  /// The packed tokens of a buffer that were not evicted, and where to write them.
   struct PackedRows {
-    const Plane* plane;
+    const KvBuffer* buffer;
     const HeadFacts* facts;
     float* to;
   };
 
-  /// Room for unpack_together() of `rows` rows of `planes` planes, in `blocks` blocks.
-  void reserve(size_t rows, size_t planes, size_t blocks);
-  /// unpack_packed() of planes that are packed alike, in as few calls for all of them. Where there
-  /// is no basis, copies that are still to be made are appended to `copies`.
-  void unpack_together(std::span<const PackedRows> planes, const KeyBasis* basis,
+  /// Allocates for unpack_together() of `rows` tokens in `buffers` buffers and `blocks` blocks.
+  void reserve(size_t rows, size_t buffers, size_t blocks);
+  /// unpack_packed() of buffers with the same packing, in as few calls as possible. If there is no
+  /// basis, the remaining copies are appended to `copies` for the caller to make.
+  void unpack_together(std::span<const PackedRows> buffers, const KeyBasis* basis,
                        std::vector<ByteRange>& copies, Stream& stream);
-  /// The live packed rows of a plane; `basis` undoes their change of basis, null: there was none.
-  void unpack_packed(const Plane& plane, const HeadFacts& facts, const KeyBasis* basis, float* out,
-                     Stream& stream);
+  /// Unpacks the tokens of a buffer that were not evicted. `basis` is inverted; null: none.
+  void unpack_packed(const KvBuffer& buffer, const HeadFacts& facts, const KeyBasis* basis,
+                     float* out, Stream& stream);
   /// Keys and values of a KV head, (slots, head_dim) each.
   void unpack_head(const HeadState& head, int layer, float* keys, float* values, Stream& stream);
 
  private:
   void unpack_keys(const HeadState& head, size_t store, int layer, float* out, Stream& stream);
   void unpack_values(const HeadState& head, size_t store, float* out, Stream& stream);
-  void widen_full(const Plane& plane, float* out, Stream& stream);
+  void widen_full(const KvBuffer& buffer, float* out, Stream& stream);
 
   const CacheTraits& traits_;
   ProtectedValues& protected_values_;
-  FloatSpace in_basis_;  // rows as they were packed
-  FloatSpace apart_;     // values of a KV head, protected ones behind the others
+  FloatSpace in_basis_;  // tokens in the basis of packing
+  FloatSpace apart_;     // values of a KV head, the protected ones last
   std::vector<const std::byte*> rows_;
   std::vector<PackedBlock> blocks_;  // of unpack_together()
   std::vector<BasisJob> jobs_;

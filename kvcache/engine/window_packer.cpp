@@ -1,6 +1,6 @@
-// Windows that are full, packed layer by layer. Most quantizers pack new rows only, so the rows of
-// many sequences go in one call (flush_together). A quantizer that packs old rows again, or keys in
-// another basis, takes as many sequences together as there is room for their rows (flush_anew).
+// Packs full residual windows, layer by layer. Most quantizers pack only new tokens, so one call
+// packs those of many sequences (flush_together). A quantizer that repacks old tokens, or packs
+// keys in another basis, takes as many sequences per call as the workspace holds (flush_anew).
 #include "kvcache/engine/window_packer.h"
 
 #include <algorithm>
@@ -18,21 +18,21 @@ int& due(LayerState& state, const Window& window) noexcept {
   return state.due[window.store][static_cast<size_t>(window.side)];
 }
 
-/// Values of kRest that can be protected.
+/// Values of kRest that may be protected.
 bool protects(const Quantizer& quantizer, const Window& window) noexcept {
   return window.store == kRest && window.side == KvSide::kValues &&
          quantizer.protected_values() != nullptr;
 }
 
-/// Bytes of the planes that a window flushes to.
-size_t plane_bytes(const HeadState& head, const Window& window) noexcept {
-  const StorePlanes& planes = head.stores[window.store];
-  return planes.plane(window.side).bytes() +
-         (window.side == KvSide::kValues ? planes.protected_values.bytes() : 0);
+/// Bytes of the buffers that a window is flushed to.
+size_t buffer_bytes(const HeadState& head, const Window& window) noexcept {
+  const StoreBuffers& buffers = head.stores[window.store];
+  return buffers.buffer(window.side).bytes() +
+         (window.side == KvSide::kValues ? buffers.protected_values.bytes() : 0);
 }
 
 bool is_due(const HeadState& head, const Window& window) noexcept {
-  return head.plane(window.store, window.side).full() >= window.packing->flush.trigger;
+  return head.buffer(window.store, window.side).full() >= window.packing->flush.trigger;
 }
 
 }  // namespace
@@ -65,7 +65,7 @@ void WindowPacker::reserve_window(const Workload& load, const Window& window,
     const size_t many = std::max(one, std::min(load.heads * of_head, kAnewTogether));
     try {
       reserve_anew(many, std::min(load.sequences, many / one), window, quantizer);
-    } catch (const Error&) {  // where memory is short, one sequence after the other
+    } catch (const Error&) {  // if memory is short, one sequence at a time
       if (many == one) throw;
       reserve_anew(one, 1, window, quantizer);
     }
@@ -78,7 +78,7 @@ void WindowPacker::reserve_window(const Workload& load, const Window& window,
   sources_.reserve(rows);
 }
 
-/// Room for `rows` rows of `sequences` sequences that are packed anew together.
+/// Allocates to repack `rows` tokens of `sequences` sequences in one call.
 void WindowPacker::reserve_anew(size_t rows, size_t sequences, const Window& window,
                                 const Quantizer& quantizer) {
   const size_t heads = sequences * traits_.kv_heads();
@@ -123,8 +123,8 @@ void WindowPacker::list_full(std::span<Sequence* const> sequences, int layer,
   }
 }
 
-/// Packs the oldest rows of every plane of flushed_ whose window is full, as many at once as there
-/// is room for.
+/// Packs the oldest tokens of all full windows of flushed_, as many per call as the workspace
+/// holds.
 void WindowPacker::flush_together(const Window& window, Stream& stream) {
   const auto added = static_cast<size_t>(window.packing->flush.rows);
   for (size_t first = 0; first < flushed_.size();) {
@@ -154,8 +154,8 @@ void WindowPacker::flush_some(std::span<Flushed> some, size_t rows, const Window
   pack(window.packing->format, window.packing->rules, std::span(jobs_).first(jobs), stream);
 }
 
-/// Moves the oldest rows of full windows of the first of `next` to packed blocks: lists the rows
-/// and the jobs that will do it.
+/// Moves the oldest tokens of a sequence's full windows to packed blocks: lists their addresses and
+/// the jobs. The sequence is the first of `next`.
 void WindowPacker::take_rows(std::span<Flushed> next, const Window& window) {
   Flushed& flushed = next[0];
   const int added = window.packing->flush.rows;
@@ -164,24 +164,24 @@ void WindowPacker::take_rows(std::span<Flushed> next, const Window& window) {
   PackJob* job = jobs_.data() + flushed.row;
   const size_t row_bytes = traits_.dim() * sizeof(float);
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-    const auto ahead = [&](size_t sequences) -> const Plane& {
-      return next[sequences].state->heads[h].plane(window.store, window.side);
+    const auto ahead = [&](size_t sequences) -> const KvBuffer& {
+      return next[sequences].state->heads[h].buffer(window.store, window.side);
     };
     if (next.size() > 2) ahead(2).prefetch();
     if (next.size() > 1) ahead(1).blocks.prefetch();
-    Plane& plane = flushed.state->heads[h].plane(window.store, window.side);
-    if (plane.full() < window.packing->flush.trigger) continue;
-    flushed.state->plane_bytes -= plane.bytes();
-    for (int row = 0; row < added; ++row) *source++ = plane.ring.row(row);
-    for_pack_jobs(plane, x, row_bytes, added, [&](const PackJob& made) { *job++ = made; });
-    plane.ring.pop(added);
-    flushed.state->plane_bytes += plane.bytes();
+    KvBuffer& buffer = flushed.state->heads[h].buffer(window.store, window.side);
+    if (buffer.full() < window.packing->flush.trigger) continue;
+    flushed.state->buffer_bytes -= buffer.bytes();
+    for (int row = 0; row < added; ++row) *source++ = buffer.ring.row(row);
+    for_pack_jobs(buffer, x, row_bytes, added, [&](const PackJob& made) { *job++ = made; });
+    buffer.ring.pop(added);
+    flushed.state->buffer_bytes += buffer.bytes();
     x += static_cast<size_t>(added) * traits_.dim();
   }
   flushed.jobs = static_cast<size_t>(job - jobs_.data()) - flushed.row;
 }
 
-/// Moves the jobs of `some` side by side, as a job may be many rows, and counts them.
+/// Makes the jobs of `some` contiguous, since a job may have many tokens, and counts them.
 void WindowPacker::close_up_jobs(std::span<const Flushed> some, size_t& jobs) {
   for (const Flushed& flushed : some) {
     if (jobs < flushed.row) {
@@ -191,8 +191,8 @@ void WindowPacker::close_up_jobs(std::span<const Flushed> some, size_t& jobs) {
   }
 }
 
-/// Flushes the windows of flushed_ for a quantizer that packs old rows again or changes the basis
-/// of keys.
+/// Flushes the windows of flushed_ for a quantizer that repacks old tokens or changes the keys'
+/// basis.
 void WindowPacker::flush_anew(int layer, const Window& window, Stream& stream) {
   const Quantizer& quantizer = *traits_.quantizer(window.store, layer);
   for (size_t first = 0; first < flushed_.size();) {
@@ -200,14 +200,14 @@ void WindowPacker::flush_anew(int layer, const Window& window, Stream& stream) {
     gather_anew(quantizer, window, stream);
     pack_anew(quantizer, window, stream);
     for (const Anew& rows : anew_) {
-      rows.head->plane(window.store, window.side).ring.pop(window.packing->flush.rows);
-      rows.state->plane_bytes += plane_bytes(*rows.head, window);
+      rows.head->buffer(window.store, window.side).ring.pop(window.packing->flush.rows);
+      rows.state->buffer_bytes += buffer_bytes(*rows.head, window);
     }
   }
 }
 
-/// Lists in anew_ KV heads of flushed_ from number `first` on: of one sequence, and of those behind
-/// it whose heads have as many rows, as far as there is room. Returns where the next list begins.
+/// Lists the KV heads of flushed_ from `first` on in anew_: of one sequence, and of the next ones
+/// with as many tokens, while the workspace lasts. Returns where the next list begins.
 size_t WindowPacker::list_anew(size_t first, const Quantizer& quantizer, const Window& window) {
   const bool repacks = quantizer.repacks(window.side);
   const int added = window.packing->flush.rows;
@@ -221,8 +221,8 @@ size_t WindowPacker::list_anew(size_t first, const Quantizer& quantizer, const W
     bool fits = true;
     for (HeadState& head : state.heads) {
       if (!is_due(head, window)) continue;
-      const Plane& plane = head.plane(window.store, window.side);
-      const int old = repacks ? plane.packed() : 0;
+      const KvBuffer& buffer = head.buffer(window.store, window.side);
+      const int old = repacks ? buffer.packed() : 0;
       const int first_slot =
           window.side == KvSide::kValues && window.store == kRest ? head.packed_values() : 0;
       fits = fits && (listed == 0 || old + added == anew_[0].rows);
@@ -235,7 +235,7 @@ size_t WindowPacker::list_anew(size_t first, const Quantizer& quantizer, const W
       rows += static_cast<size_t>(old + added);
     }
     if (fits) {
-      // KV heads of a layer fill their windows together, and learn together.
+      // KV heads of a layer fill their windows together and learn together.
       assert((anew_.size() - listed) % state.heads.size() == 0);
       continue;
     }
@@ -243,12 +243,12 @@ size_t WindowPacker::list_anew(size_t first, const Quantizer& quantizer, const W
     rows = before;
     break;
   }
-  for (const Anew& of : anew_) of.state->plane_bytes -= plane_bytes(*of.head, window);
+  for (const Anew& of : anew_) of.state->buffer_bytes -= buffer_bytes(*of.head, window);
   return first;
 }
 
-/// Gathers the rows of anew_ as floats in the model's basis: those that were packed first if they
-/// are packed again.
+/// Gathers the tokens of anew_ as floats in the model's basis: old ones first, if they are
+/// repacked.
 void WindowPacker::gather_anew(const Quantizer& quantizer, const Window& window, Stream& stream) {
   const CachePlan& plan = traits_.plan();
   const bool repacks = quantizer.repacks(window.side);
@@ -259,10 +259,10 @@ void WindowPacker::gather_anew(const Quantizer& quantizer, const Window& window,
   copies_.clear();
   const float* fresh = fresh_.data();
   for (const Anew& of : anew_) {
-    const Plane& plane = of.head->plane(window.store, window.side);
-    for (int row = 0; row < added; ++row) sources_.push_back(plane.ring.row(row));
+    const KvBuffer& buffer = of.head->buffer(window.store, window.side);
+    for (int row = 0; row < added; ++row) sources_.push_back(buffer.ring.row(row));
     if (!repacks) continue;
-    packed_.push_back({&plane, &of.head->facts[window.store], of.x});
+    packed_.push_back({&buffer, &of.head->facts[window.store], of.x});
     float* behind = of.x + static_cast<size_t>(of.old) * traits_.dim();
     copies_.push_back({reinterpret_cast<const std::byte*>(fresh),
                        reinterpret_cast<std::byte*>(behind), fresh_floats * sizeof(float)});
@@ -274,7 +274,7 @@ void WindowPacker::gather_anew(const Quantizer& quantizer, const Window& window,
   const KeyBasis* basis = window.side == KvSide::kKeys ? quantizer.key_basis() : nullptr;
   unpacker_.unpack_together(packed_, basis, copies_, stream);
   copy_ranges(copies_, stream);
-  for (const Anew& of : anew_) of.head->plane(window.store, window.side).blocks.clear();
+  for (const Anew& of : anew_) of.head->buffer(window.store, window.side).blocks.clear();
 }
 
 void WindowPacker::pack_anew(const Quantizer& quantizer, const Window& window, Stream& stream) {
@@ -283,13 +283,14 @@ void WindowPacker::pack_anew(const Quantizer& quantizer, const Window& window, S
     queue_keys_anew(quantizer, window, stream);
   } else {
     for (const Anew& rows : anew_) {
-      queue_.add(*window.packing, rows.head->plane(window.store, window.side), {rows.x}, rows.rows);
+      queue_.add(*window.packing, rows.head->buffer(window.store, window.side), {rows.x},
+                 rows.rows);
     }
   }
   queue_.run(stream);
 }
 
-/// Packs the values of anew_, those of protected rows apart.
+/// Packs the values of anew_; protected ones go to their own buffer.
 void WindowPacker::pack_protected_anew(const Quantizer& quantizer, const Window& window,
                                        Stream& stream) {
   size_t rows = 0;
@@ -301,7 +302,7 @@ void WindowPacker::pack_protected_anew(const Quantizer& quantizer, const Window&
   protected_values_.pack(*window.packing, *quantizer.protected_values(), stream);
 }
 
-/// Queues the keys of anew_ in the quantizer's basis.
+/// Queues the keys of anew_, transformed to the quantizer's basis.
 void WindowPacker::queue_keys_anew(const Quantizer& quantizer, const Window& window,
                                    Stream& stream) {
   learn_anew(quantizer, window, stream);
@@ -315,7 +316,7 @@ void WindowPacker::queue_keys_anew(const Quantizer& quantizer, const Window& win
   key_basis_.change_keys(*quantizer.key_basis(), stream);
 }
 
-/// Learns the basis of the keys of anew_ from them, where it was not learned before or is anew.
+/// Learns the basis of keys in anew_, if it is unknown or relearned at every flush.
 void WindowPacker::learn_anew(const Quantizer& quantizer, const Window& window, Stream& stream) {
   learning_.clear();
   keys_.clear();

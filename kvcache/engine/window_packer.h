@@ -14,41 +14,40 @@
 
 namespace kvlm {
 
-/// Packs the oldest full rows of windows that decode has filled (docs/formulas.md, "Windows").
+/// Packs the oldest tokens of full residual windows in decode (docs/formulas.md, "Windows").
 class WindowPacker {
  public:
   WindowPacker(const CacheTraits& traits, Unpacker& unpacker, KeyBasisChange& key_basis,
                ProtectedValues& protected_values);
 
-  /// Room for the windows of `load`, so that flush() allocates nothing.
+  /// Allocates for the windows of `load`, so that flush() allocates nothing.
   void reserve(const Workload& load);
-  /// Flushes the windows of a layer that are full, after a row was appended to each sequence.
+  /// Flushes full windows of a layer, after one token was appended to each sequence.
   void flush(std::span<Sequence* const> sequences, int layer, Stream& stream);
-  /// Forgets what a step that has failed has left.
+  /// Clears the queue after a failed step.
   void clear() noexcept { queue_.clear(); }
 
  private:
-  /// Rows that are packed in one call, as far as memory for their floats goes; of at least some
-  /// sequences.
+  /// One call packs kRowsTogether tokens, or the windows of kSequencesTogether sequences if more.
   static constexpr size_t kRowsTogether = 8192;
   static constexpr size_t kSequencesTogether = 32;
-  /// Rows that are packed anew together, old ones and new ones, unless one sequence has more.
+  /// Most tokens, old and new, that are repacked in one call, unless one sequence has more.
   static constexpr size_t kAnewTogether = size_t{1} << 17;
 
-  /// A layer of a sequence whose window is flushed, and where in the workspace.
+  /// A layer of a sequence with a full window, and its place in the workspace.
   struct Flushed {
     LayerState* state;
-    size_t row = 0;   // of sources_, jobs_ and floats_
-    size_t jobs = 0;  // made
+    size_t row = 0;   // first entry in sources_, jobs_ and floats_
+    size_t jobs = 0;  // number of its jobs
   };
-  /// Keys or values of a KV head whose window is packed anew: old rows that were packed, new ones.
+  /// Keys or values of a KV head to pack anew: tokens packed before, then new ones.
   struct Anew {
     LayerState* state;
     HeadState* head;
     float* x;
     int old;
-    int rows;        // old ones and new ones
-    int first_slot;  // of the new ones
+    int rows;        // old and new
+    int first_slot;  // of the new tokens
   };
 
   void reserve_window(const Workload& load, const Window& window, const Quantizer& quantizer);
@@ -73,16 +72,16 @@ class WindowPacker {
   ProtectedValues& protected_values_;
   PackQueue queue_;
   std::vector<Flushed> flushed_;
-  std::vector<Anew> anew_;     // of one layer of some sequences
-  size_t anew_rows_ = 0;       // there is room for
-  std::vector<PackJob> jobs_;  // of rows that are flushed together
+  std::vector<Anew> anew_;     // of one layer, for some sequences
+  size_t anew_rows_ = 0;       // allocated
+  std::vector<PackJob> jobs_;  // of windows flushed together
   std::vector<const std::byte*> sources_;
   std::vector<Unpacker::PackedRows> packed_;  // of anew_
   std::vector<ByteRange> copies_;
   std::vector<LayerState*> learning_;
   std::vector<const float*> keys_;  // of learning_, (sequences, kv_heads)
-  FloatSpace floats_;               // rows on their way into blocks
-  FloatSpace fresh_;                // new ones of anew_, before they are put behind old ones
+  FloatSpace floats_;               // tokens to pack
+  FloatSpace fresh_;                // new tokens of anew_, before they are copied after old ones
 };
 
 }  // namespace kvlm

@@ -47,7 +47,7 @@ size_t DecodeWeights::bytes(const LayerState& state) const noexcept {
 
 void DecodeWeights::begin(const LayerState& state, const double* sums, size_t rows,
                           std::span<const KeptSlots> stores, Stream& stream) {
-  // Those of a layer lie one after the other, as place() has put them: one copy does for all.
+  // One copy per layer: place() put the weights of its KV heads next to each other.
   float* const first = state.heads.front().weights;
   std::vector<float> weights;
   for (size_t h = 0; h < state.heads.size(); ++h) {
@@ -67,7 +67,7 @@ void DecodeWeights::begin(const LayerState& state, const double* sums, size_t ro
 
 void DecodeWeights::insert(HeadState& head, size_t store) {
   if (head.weights == nullptr || store == kRest) return;
-  // A picture of a later prompt: its weight comes between others.
+  // An image of a later prompt is inserted before other slots.
   float* added = &newest(head, store);
   const float* end = head.weights + head.slots();
   std::memmove(added + 1, added, static_cast<size_t>(end - added - 1) * sizeof(float));
@@ -78,7 +78,7 @@ float& DecodeWeights::newest(HeadState& head, size_t store) noexcept {
   return head.weights[slots - 1];
 }
 
-void DecodeWeights::add(std::span<const PackedLane> packed, std::span<HeadState* const> heads,
+void DecodeWeights::add(std::span<const PackedHead> packed, std::span<HeadState* const> heads,
                         Stream& stream) {
   if (!wanted_) return;
   step_sums_.clear();
@@ -111,7 +111,7 @@ void DecodeWeights::collect(std::span<Sequence* const> sequences, int first, int
   read_ = 0;
 }
 
-/// Lists the arrays whose mean KV head `head` of a layer is asked with.
+/// Lists the arrays whose mean the rule sees for KV head `head` of a layer.
 void DecodeWeights::add_mean(const Sequence& sequence, int layer, size_t head, size_t& floats) {
   const int slots = sequence.layers[static_cast<size_t>(layer)].heads[head].slots();
   means_.push_back({static_cast<int>(lists_.size()), 0, slots, collected_.data() + floats});

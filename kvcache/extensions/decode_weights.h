@@ -14,39 +14,37 @@
 
 namespace kvlm {
 
-/// Attention weights of every slot, summed over the prompt and the steps of decode, for rules that
-/// evict by them (docs/formulas.md, "H2O"). Everything does nothing for other rules.
+/// Attention weights of every slot, summed over prompt and decode steps (or of the newest step),
+/// for rules that evict by them (docs/formulas.md, "H2O"). For other rules all functions do
+/// nothing.
 class DecodeWeights {
  public:
   explicit DecodeWeights(const CacheTraits& traits);
 
-  /// The cache's rule goes by them.
+  /// The rule evicts by attention weight.
   bool wanted() const noexcept { return wanted_; }
   void reserve(const Workload& load);
-  /// Gives the KV heads of a layer their sums, of at most `peak` slots each, in `memory` of
-  /// Layouts::weight_bytes().
+  /// Assigns `memory` of Layouts::weight_bytes() to the KV heads of a layer, for `peak` slots each.
   void place(LayerState& state, std::byte* memory, int64_t peak) const;
-  /// Bytes of a layer's sums that are in use.
+  /// Bytes of a layer's weights in use.
   size_t bytes(const LayerState& state) const noexcept;
 
-  /// The slots of a layer's KV heads begin with the sums of a prompt: those of the rows that are
-  /// kept in each store, one store after the other.
+  /// Initialises the weights of a layer's slots with the prompt's sums, one store after the other.
   ///   sums  (kv_heads, prompt rows)
   void begin(const LayerState& state, const double* sums, size_t rows,
              std::span<const KeptSlots> stores, Stream& stream);
-  /// Makes room for the sum of the slot that `store` has got last; on the host, unless it is the
-  /// last slot of all.
+  /// Makes space for the weight of the newest slot of `store`. On the host, except at the end.
   static void insert(HeadState& head, size_t store);
-  /// The sum of the slot that `store` has got last.
+  /// The weight of the newest slot of `store`.
   static float& newest(HeadState& head, size_t store) noexcept;
-  /// Adds what attention to `packed`, which are of `heads`, has weighed in this step.
-  void add(std::span<const PackedLane> packed, std::span<HeadState* const> heads, Stream& stream);
+  /// Adds this step's weights of `packed`, which belong to `heads`.
+  void add(std::span<const PackedHead> packed, std::span<HeadState* const> heads, Stream& stream);
 
-  /// Fetches the sums of layers [first, last) that the rule will be asked with, in the order of
-  /// sequences, layers and KV heads: of a KV head, or their mean over the KV heads of a layer, or
-  /// of all layers that keep the same slots.
+  /// Copies the weights of layers [first, last) that the rule will see to the host, ordered by
+  /// sequence, layer and KV head. They are means over the KV heads of a layer, or of all layers
+  /// with the same slots, if the rule chooses for all heads.
   void collect(std::span<Sequence* const> sequences, int first, int last, Stream& stream);
-  /// The next of them, of a KV head, in the order of the tokens.
+  /// The next KV head's weights from collect(), in token order.
   std::span<const float> next(const HeadState& head) noexcept;
 
  private:
@@ -58,8 +56,8 @@ class DecodeWeights {
   std::vector<const float*> lists_;
   std::vector<MeanJob> means_;
   FloatSpace collected_;
-  FloatSpace on_host_;          // the same
-  size_t read_ = 0;             // of on_host_
+  FloatSpace on_host_;          // copy of collected_
+  size_t read_ = 0;             // floats of on_host_ that next() has returned
   std::vector<float> ordered_;  // of one KV head
 };
 

@@ -1,6 +1,6 @@
-// Values of VidKV's protected rows. The bitmap of a KV head has a bit for each value slot of kRest;
-// it is set when the prompt ends, read whenever rows are packed, and follows slots that are
-// dropped.
+// Values of VidKV's protected tokens. The bitmap of a KV head has a bit for each value slot of
+// kRest. It is set at the end of the prompt, read whenever values are packed, and updated by
+// eviction.
 #include "kvcache/extensions/protected_values.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace kvlm {
 
 namespace {
 
-/// Takes bit i of n out; those after it move down, and a 0 comes in at the end.
+/// Removes bit i of n: later bits move down by one.
 void erase_bit(uint64_t* bits, int i, int n) noexcept {
   const int last = (n - 1) / 64;
   int word = i / 64;
@@ -36,7 +36,7 @@ std::vector<float> ProtectedValues::scores(ConstTensorView embeddings,
                                            Stream& stream) const {
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     if (!traits_.layer(layer).protects) continue;
-    // The scores are of embeddings, before any layer: the same for all.
+    // Scores depend on input embeddings only, so they hold for all layers.
     Tensor on_host(DType::kF32, embeddings.shape());
     copy(on_host, embeddings, stream);
     return traits_.quantizer(kRest, layer)->protection_scores(on_host, modality);
@@ -52,7 +52,7 @@ void ProtectedValues::place(LayerState& state, int layer, std::byte* memory, int
   const size_t words = traits_.layouts().protection_bytes(ever) / bitmaps / sizeof(uint64_t);
   auto* bits = reinterpret_cast<uint64_t*>(memory);
   if (traits_.on_gpu()) {
-    // Decisions and descriptions of slots are the host's: a GPU is told the bits with each layer.
+    // The host decides, so it keeps the bits; a GPU gets them with each layer's segments.
     state.protection.resize(bitmaps * words);
     bits = state.protection.data();
   }
@@ -64,7 +64,7 @@ void ProtectedValues::place(LayerState& state, int layer, std::byte* memory, int
 
 void ProtectedValues::copy_bits(const LayerState& from, LayerState& to) noexcept {
   for (size_t h = 0; h < static_cast<size_t>(from.protection_bitmaps); ++h) {
-    const StorePlanes& rest = from.heads[h].stores[kRest];
+    const StoreBuffers& rest = from.heads[h].stores[kRest];
     const int slots = rest.values.slots() + rest.protected_values.packed();
     std::copy_n(from.heads[h].protected_bits, static_cast<size_t>(slots + 63) / 64,
                 to.heads[h].protected_bits);
@@ -124,22 +124,22 @@ void ProtectedValues::add(HeadState& head, const float* values, int old, int row
 void ProtectedValues::pack(const Packing& packing, const Packing& apart, Stream& stream) {
   widen_rows(rows_, DType::kF32, traits_.shape().head_dim, sorted_.data(), stream);
   for (const Sorted& head : heads_) {
-    queue_.add(packing, head.planes->values, {head.x}, head.plain);
+    queue_.add(packing, head.buffers->values, {head.x}, head.plain);
   }
   queue_.run(stream);
   for (const Sorted& head : heads_) {
     const float* x = head.x + static_cast<size_t>(head.plain) * traits_.dim();
-    queue_.add(apart, head.planes->protected_values, {x}, head.apart);
+    queue_.add(apart, head.buffers->protected_values, {x}, head.apart);
   }
   queue_.run(stream);
 }
 
-void ProtectedValues::add_packed(const HeadState& head, RunList& runs) {
-  const StorePlanes& rest = head.stores[kRest];
-  const int first = runs.size();
-  rest.values.blocks.add_to(runs);
+void ProtectedValues::add_packed(const HeadState& head, SegmentList& segments) {
+  const StoreBuffers& rest = head.stores[kRest];
+  const int first = segments.size();
+  rest.values.blocks.add_to(segments);
   if (rest.protected_values.packed() == 0) return;
-  SlotRun apart;
+  SlotSegment apart;
   apart.slots = rest.protected_values.packed();
   apart.format = &rest.protected_values.layout().packing->format;
   apart.blocks = rest.protected_values.blocks.all();
@@ -147,11 +147,11 @@ void ProtectedValues::add_packed(const HeadState& head, RunList& runs) {
   apart.selected_bit = true;
   apart.selected_of = head.packed_values();
   apart.selection_ends = true;
-  if (rest.values.packed() == 0) return runs.insert(first, apart);
-  SlotRun& others = runs[first];
+  if (rest.values.packed() == 0) return segments.insert(first, apart);
+  SlotSegment& others = segments[first];
   others.selection = head.protected_bits;
   others.selected_of = apart.selected_of;
-  runs.insert(first + 1, apart);
+  segments.insert(first + 1, apart);
 }
 
 void ProtectedValues::interleave(const HeadState& head, const float* plain, const float* apart,
@@ -166,7 +166,7 @@ void ProtectedValues::interleave(const HeadState& head, const float* plain, cons
 }
 
 void ProtectedValues::erase(HeadState& head, int slot) noexcept {
-  const StorePlanes& rest = head.stores[kRest];
+  const StoreBuffers& rest = head.stores[kRest];
   const int slots = rest.values.slots() + rest.protected_values.packed();
   erase_bit(head.protected_bits, slot, slots + 1);
 }

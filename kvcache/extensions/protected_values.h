@@ -12,65 +12,64 @@
 
 namespace kvlm {
 
-/// Values of some visual rows are packed with more bits and lie apart (docs/formulas.md,
-/// "Protected tokens"): chooses the rows, packs them, and keeps the bitmap that says which slots
-/// they are.
+/// VidKV packs the values of some visual tokens with more bits, in a buffer of their own
+/// (docs/formulas.md, "Protected tokens"). This class chooses them, packs them, and keeps the
+/// bitmap of their slots.
 class ProtectedValues {
  public:
   explicit ProtectedValues(const CacheTraits& traits);
 
-  /// Scores of a prompt's rows by their input embeddings, (rows, hidden) on any device; nothing
-  /// where no layer protects values.
+  /// Scores of a prompt's tokens by their input embeddings, (rows, hidden) on any device. Empty if
+  /// no layer protects values.
   std::vector<float> scores(ConstTensorView embeddings, std::span<const int16_t> modality,
                             Stream& stream) const;
-  /// Gives a layer its bitmaps of `ever` slots, in `memory` of Layouts::protection_bytes().
+  /// Assigns `memory` of Layouts::protection_bytes() to a layer's bitmaps of `ever` slots.
   void place(LayerState& state, int layer, std::byte* memory, int64_t ever) const;
-  /// Copies the bits of a layer to another one, which has been given its own.
+  /// Copies a layer's bits to a fork's layer, which already has memory for them.
   static void copy_bits(const LayerState& from, LayerState& to) noexcept;
-  /// Forgets what a step that has failed has left.
+  /// Clears the queue after a failed step.
   void clear() noexcept { queue_.clear(); }
-  /// Bytes of a layer's bitmaps that are in use.
+  /// Bytes of a layer's bitmaps in use.
   static size_t bytes(const LayerState& state) noexcept;
 
-  /// Marks the prompt rows of a KV head that are protected, whenever they are packed.
-  ///   rows  the prompt rows that it keeps in kRest
+  /// Marks the protected tokens of a KV head, whether packed now or later.
+  ///   rows  prompt rows that it keeps in kRest
   void choose(const Sequence& sequence, int layer, HeadState& head,
               std::span<const int32_t> rows) const;
 
-  /// Room for `rows` values of `heads` KV heads of a layer that decode packs together.
+  /// Allocates for `rows` values of `heads` KV heads that decode packs together.
   void reserve(size_t rows, size_t heads);
-  /// Begins a list of values to be packed, `rows` over all KV heads.
+  /// Begins a list of values to pack, `rows` over all KV heads.
   void start(size_t rows);
-  /// Adds `rows` values of a KV head's kRest: `old` that are not protected, then those of value
-  /// slots from `first` on.
+  /// Adds `rows` values of a KV head's kRest: first `old` ones that are not protected, then those
+  /// of value slots from `first` on.
   void add(HeadState& head, const float* values, int old, int rows, int first);
-  /// Packs what was added: `packing` says how rows that are not protected are packed.
+  /// Packs the list: protected values by `apart`, others by `packing`.
   void pack(const Packing& packing, const Packing& apart, Stream& stream);
 
-  /// Describes the packed values of kRest to attention, in front of what `runs` has from `first`
-  /// on.
-  static void add_packed(const HeadState& head, RunList& runs);
-  /// Puts unpacked values of both kinds in the order of their slots.
+  /// Adds the segments of kRest's packed values.
+  static void add_packed(const HeadState& head, SegmentList& segments);
+  /// Merges unpacked values of both kinds in slot order.
   void interleave(const HeadState& head, const float* plain, const float* apart, float* out,
                   Stream& stream);
 
-  /// Evicts value slot `slot` of kRest; `evict_from` takes a plane and the row in it. erase() is to
-  /// follow, once for each bitmap.
+  /// Evicts value slot `slot` of kRest by calling evict_from(buffer, slot in it). Then call
+  /// erase(), once per bitmap.
   template <class EvictFrom>
   static void evict(HeadState& head, int slot, const EvictFrom& evict_from) {
-    StorePlanes& planes = head.stores[kRest];
-    if (head.protected_bits == nullptr) return evict_from(planes.values, slot);
+    StoreBuffers& buffers = head.stores[kRest];
+    if (head.protected_bits == nullptr) return evict_from(buffers.values, slot);
     if (slot >= head.packed_values()) {
-      return evict_from(planes.values, slot - planes.protected_values.packed());
+      return evict_from(buffers.values, slot - buffers.protected_values.packed());
     }
     const int before = protected_before(head, slot);
     if (is_protected(head, slot)) {
-      evict_from(planes.protected_values, before);
+      evict_from(buffers.protected_values, before);
     } else {
-      evict_from(planes.values, slot - before);
+      evict_from(buffers.values, slot - before);
     }
   }
-  /// Forgets the bit of a value slot that was evicted.
+  /// Removes the bit of an evicted value slot.
   static void erase(HeadState& head, int slot) noexcept;
 
  private:
@@ -79,9 +78,9 @@ class ProtectedValues {
   }
   static int protected_before(const HeadState& head, int slot) noexcept;
 
-  /// Values of a KV head that wait in sorted_: those that are not protected, then the others.
+  /// Values of a KV head in sorted_: unprotected ones, then protected ones.
   struct Sorted {
-    StorePlanes* planes;
+    StoreBuffers* buffers;
     const float* x;
     int plain;
     int apart;

@@ -10,22 +10,22 @@
 
 namespace kvlm {
 
-/// Layers whose keys and values are stored turned by a Hadamard matrix (rotate=hadamard;
-/// docs/formulas.md, "Rotation"): queries, keys and values are turned as they come, and outputs
-/// over what is stored are turned back.
+/// Layers that store keys and values rotated by a Hadamard matrix (rotate=hadamard;
+/// docs/formulas.md, "Rotation"). Queries, keys and values are rotated on arrival, and attention
+/// outputs over stored tokens are rotated back.
 class Rotation {
  public:
   explicit Rotation(const CacheTraits& traits);
 
-  /// Room for the generated rows of a step.
+  /// Allocates for the generated tokens of a step.
   void reserve(const Workload& load);
   bool turns(int layer) const noexcept { return traits_.plan().turns(layer); }
-  /// The rows of a step, turned. They last until the next call.
-  ///   generated  all are of decode: they lie in memory that moves in reserve() alone
+  /// The rows of a step, rotated; valid until the next call.
+  ///   generated  all are decode tokens: their memory moves only in reserve()
   QkvRows turned(const QkvRows& rows, bool generated, Stream& stream);
-  /// Turns vectors of the last axis back, in their place.
+  /// Rotates vectors along the last axis back, in place.
   static void turn_back(TensorView rows, Stream& stream);
-  /// The same of the generated rows of a step, those that follow each other together.
+  /// The same for a step's generated tokens; consecutive ones share a launch.
   static void turn_generated_back(TensorView out, std::span<const StepRows> step, Stream& stream);
 
  private:

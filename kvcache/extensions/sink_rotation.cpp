@@ -30,7 +30,7 @@ void SinkRotation::rotate(LayerState& state, int sinks, int by, Stream& stream) 
             stream);
 }
 
-/// Keeps the sinks' keys as they came: each rotation starts from them, so that roundings do not
+/// Saves the sinks' original keys. Every rotation starts from them, so that rounding errors do not
 /// add up.
 void SinkRotation::copy_sinks(LayerState& state, int sinks, Stream& stream) {
   assert(sinks <= traits_.retention()->most_sinks());

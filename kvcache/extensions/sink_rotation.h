@@ -9,22 +9,22 @@
 
 namespace kvlm {
 
-/// Gives the first rows of a sequence the positions of their ranks while rows behind them go
-/// (docs/formulas.md, "StreamingLLM", rerotate=on).
+/// Moves the sinks to the positions of their ranks when later tokens are evicted (docs/formulas.md,
+/// "StreamingLLM", rerotate=on).
 class SinkRotation {
  public:
   explicit SinkRotation(const CacheTraits& traits);
 
-  /// Gives a layer the memory of its sinks, Layouts::sink_bytes().
+  /// Assigns memory of Layouts::sink_bytes() to a layer's sinks.
   static void place(LayerState& state, std::byte* memory) noexcept;
-  /// Bytes of a layer's sinks.
+  /// Bytes of a layer's saved sinks.
   size_t bytes(const LayerState& state) const noexcept {
     return sizeof(float) * traits_.kv_heads() * static_cast<size_t>(state.sink_rows) *
            traits_.dim();
   }
 
-  /// Rotates the sinks of a layer by `by` more positions. `sinks`: how many they are, if none was
-  /// rotated before.
+  /// Rotates the sinks of a layer by `by` more positions. `sinks` is their number, used at the
+  /// first rotation.
   void rotate(LayerState& state, int sinks, int by, Stream& stream);
 
  private:

@@ -17,20 +17,20 @@ void VisualRemap::reserve(const Workload& load) {
   remaps_.resize(std::max(remaps_.size(), load.heads * ranges_));
 }
 
-std::span<const ScoreRemap> VisualRemap::describe(size_t index, const StorePlanes& visual,
+std::span<const ScoreRemap> VisualRemap::describe(size_t index, const StoreBuffers& visual,
                                                   int layer, bool places) {
   ScoreRemap* remaps = remaps_.data() + index * ranges_;
   return {remaps, fill(visual, layer, places, remaps)};
 }
 
-std::vector<ScoreRemap> VisualRemap::list(const StorePlanes& visual, int layer) const {
+std::vector<ScoreRemap> VisualRemap::list(const StoreBuffers& visual, int layer) const {
   std::vector<ScoreRemap> remaps(ranges_);
   remaps.resize(fill(visual, layer, /*places=*/false, remaps.data()));
   return remaps;
 }
 
-/// Returns how many it has put to `remaps`.
-size_t VisualRemap::fill(const StorePlanes& visual, int layer, bool places,
+/// Returns the number of entries written to `remaps`.
+size_t VisualRemap::fill(const StoreBuffers& visual, int layer, bool places,
                          ScoreRemap* remaps) const {
   if (!traits_.layer(layer).remaps || visual.keys.packed() == 0) return 0;
   const Quantizer* quantizer = traits_.quantizer(kVisual, layer);

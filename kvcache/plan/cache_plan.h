@@ -12,26 +12,25 @@
 #include "kvcache/spec/cache_spec.h"
 #include "kvcache/spec/words.h"
 
-// From a sentence to a cache, each file needs only those before it: words, cache_spec, policy,
-// registry, [cache_plan], conflicts, planner, spec; and of the plan: layouts, sequence_bounds,
-// formula, make_cache.
+// From spec to cache. Each file needs only earlier ones: words, cache_spec, policy, registry,
+// [cache_plan], conflicts, planner, spec; and of the plan: layouts, sequence_bounds, formula,
+// make_cache.
 
 namespace kvlm {
 
-/// Sets of slots of a layer that are stored apart.
+/// A layer stores visual tokens and the rest separately if the plan is `split`.
 enum StoreIndex : size_t { kVisual, kRest, kStores };
 
-/// What a spec means for one decoder: the policies' objects, and which of them serves which slots
-/// of which layer. plan_cache() (kvcache/plan/planner.h) makes it, once; sizes are asked of it and
-/// caches made from it (kvcache/make_cache.h), as many as are wanted, which share it and change
-/// nothing.
+/// What a spec means for one decoder: the policy objects, and which tokens of which layer each of
+/// them packs. plan_cache() (kvcache/plan/planner.h) makes it once. Sizes and any number of caches
+/// follow from it (kvcache/make_cache.h), which share it and never change it.
 struct CachePlan {
-  /// A quantizer or a plain format, and what it serves.
+  /// A quantizer or a plain format, and its tokens and layers.
   struct Packer {
     SpecPart part;
-    std::optional<DType> format;  ///< of a plain format
+    std::optional<DType> format;  ///< if a plain format
     Scope scope = Scope::kAll;
-    LayerRanges layers;  ///< empty: the layers that no other packer of its scope names
+    LayerRanges layers;  ///< empty: the layers not named by another packer of its scope
     bool turns = false;  ///< rotate=hadamard
     std::unique_ptr<Quantizer> quantizer;  ///< null for a plain format
   };
@@ -41,25 +40,26 @@ struct CachePlan {
   std::optional<SpecPart> retention_part;
   std::optional<SpecPart> sharing_part;
   std::vector<Packer> packers;
-  DType rows = DType::kF16;  ///< of rows that nothing packs
-  /// Visual slots and others are packed differently: packers' scopes are kVisual and kText. Else
-  /// everything is in kRest.
+  DType rows = DType::kF16;  ///< of unpacked tokens
+  /// Visual tokens and others are packed differently: packers' scopes are kVisual and kText. Else
+  /// all tokens are in kRest.
   bool split = false;
-  /// (layers,) of each store: what packs its rows; null: they stay plain rows.
+  /// By store, (layers,): its quantizer; null: unpacked.
   std::array<std::vector<const Quantizer*>, kStores> quantizers;
-  std::unique_ptr<Retention> retention;  ///< null: every row is kept
+  std::unique_ptr<Retention> retention;  ///< null: every token is kept
   bool checks_selections = false;        ///< RetentionEntry.checked of its rule
   ShareMap share;
-  std::vector<int> pairs;  ///< layers of one number keep the same slots; empty: none must
+  /// Layers with equal numbers keep the same slots; empty: no such constraint
+  std::vector<int> pairs;
 
-  /// What packs the slots of `scope` in `layer` (kAll unless split); null: they stay plain rows.
+  /// The packer of `scope` in `layer` (kAll unless split); null: unpacked.
   const Packer* packer(Scope scope, int layer) const noexcept;
-  /// Keys and values of `layer` are stored turned (rotate=hadamard).
+  /// Keys and values of `layer` are stored rotated (rotate=hadamard).
   bool turns(int layer) const noexcept;
   bool turns_any() const noexcept;
-  /// Some part packs rows, in whatever layers.
+  /// Some layer packs tokens.
   bool packs() const noexcept;
-  /// Nothing is dropped and nothing packed.
+  /// Nothing is evicted or packed.
   bool plain() const noexcept { return retention == nullptr && !packs(); }
 };
 

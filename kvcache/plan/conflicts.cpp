@@ -1,6 +1,6 @@
-// What cannot stand together in a spec, as tables. A row is a predicate, which finds the names that
-// the sentence and its cure are told with; a table is of rows about one subject: the spec, a pair
-// of packers, one packer, the plan, a layer that shares codes. A new interaction is a new row.
+// Refused combinations, as tables. A row is a predicate, which returns the names for its message
+// and cure. Each table is about one subject: the spec, a pair of packers, one packer, the plan, a
+// layer that shares codes. To add a conflict, add a row.
 
 #include "kvcache/plan/conflicts.h"
 
@@ -16,7 +16,7 @@ namespace kvlm {
 namespace {
 
 using Packer = CachePlan::Packer;
-/// What {0}, {1}, ... stand for; nothing if there is no conflict.
+/// Values of {0}, {1}, ...; nothing if there is no conflict.
 using Names = std::optional<std::vector<std::string>>;
 
 template <class Subject>
@@ -36,14 +36,14 @@ struct PackerOfPlan {
   const Packer& packer;
 };
 
-/// The keys or values of some slots of `layer`, whose codes are those of `owner`.
+/// The keys or values of some tokens of `layer`, with the codes of `owner`.
 struct SharedLayer {
   const CachePlan& plan;
   KvSide side;
   int layer;
   int owner;
-  const Packer* here;   // what packs the slots in `layer`; null: nothing
-  const Packer* there;  // in `owner`
+  const Packer* here;   // packer in `layer`; null: unpacked
+  const Packer* there;  // packer in `owner`
 };
 
 // ------------------------------------------------------------------------------------------ names
@@ -53,7 +53,7 @@ std::string_view slots_of(Scope scope) {
   return scope == Scope::kText ? "text tokens" : "all tokens";
 }
 
-/// The part with one option set, as text; `otherwise` if its policy has no such value.
+/// The part with one option changed, as text; `otherwise` if its policy has no such value.
 std::string with_option(SpecPart part, std::string_view key, std::string_view value,
                         std::string_view otherwise) {
   for (const OptionInfo* option : options_of(*find_policy(part.name))) {
@@ -72,14 +72,14 @@ std::string nouns(const PackerPair& pair) {
   return pair.a.format && pair.b.format ? "formats" : "quantizers";
 }
 
-/// What a rule that keeps other slots in every kv_head is replaced by.
+/// Alternative to a rule that keeps different slots per kv_head.
 std::string with_one_set(const SpecPart& retention) {
   return with_option(retention, "head_shared", "on", "uniform");
 }
 
 // ------------------------------------------------------------------------------- a spec, its words
 
-/// The second part of a kind, and the first.
+/// The first part of a kind and the second.
 Names two_of(const CacheSpec& spec, PartKind kind) {
   const SpecPart* first = nullptr;
   for (const SpecPart& part : spec.parts) {
@@ -95,7 +95,7 @@ Names two_sharings(const CacheSpec& spec) { return two_of(spec, PartKind::kShari
 
 // --------------------------------------------------------------------- a pair of packers, by words
 
-/// A layer that both serve, or -1.
+/// A layer in both, or -1.
 int common_layer(const LayerRanges& a, const LayerRanges& b) {
   for (const auto& [first, last] : a) {
     for (const auto& [begin, end] : b) {
@@ -141,7 +141,7 @@ Names shares_nothing(const CachePlan& plan) {
 
 // ------------------------------------------------------------------- a quantizer that shares codes
 
-/// The first, or null.
+/// The first quantizer that shares codes, or null.
 const Packer* sharer(const CachePlan& plan) {
   const auto found = std::ranges::find_if(plan.packers, [](const Packer& packer) {
     return packer.quantizer != nullptr && packer.quantizer->share().any();
@@ -171,7 +171,7 @@ Names shares_beside_another(const CachePlan& plan) {
 
 // ------------------------------------------------------------------- a pair of packers, by objects
 
-/// Slots are packed once, when a prompt ends, or as they age, in every layer alike.
+/// Some tokens are packed once at the end of a prompt, others by age; layers must not mix both.
 Names once_and_by_age(const PackerPair& pair) {
   const auto& [a, b] = pair;
   if (a.quantizer == nullptr || b.quantizer == nullptr || a.scope != b.scope ||
@@ -283,7 +283,7 @@ Names packed_again(const SharedLayer& shared) {
 
 // -------------------------------------------------------------------- the tables, in their order
 
-// What the words alone tell, before there are objects.
+// Checks of the spec's words, before policy objects exist.
 
 constexpr Check<CacheSpec> kSpecChecks[] = {
     {two_retentions, "has two retention rules, {0} and {1};", "keep one"},
@@ -302,7 +302,7 @@ constexpr Check<CachePlan> kSharingWordChecks[] = {
      "add a quantizer, for example kivi + share=codes"},
 };
 
-// What the objects tell.
+// Checks of policy objects.
 
 constexpr Check<CachePlan> kSharerChecks[] = {
     {shares_twice, "has share=codes and {0}, which shares codes itself;", "did you mean {0}?"},
@@ -360,7 +360,7 @@ constexpr Check<SharedLayer> kSharedLayerChecks[] = {
 
 // ------------------------------------------------------------------------------------ asking them
 
-/// The first row that finds something; each may rely on those before it.
+/// The first row that applies. Rows may rely on the ones before them.
 template <class Subject, size_t rows>
 std::optional<Conflict> first_of(const Check<Subject> (&table)[rows], const Subject& subject) {
   for (const Check<Subject>& check : table) {

@@ -7,25 +7,25 @@
 
 #include "kvcache/plan/cache_plan.h"
 
-// From a sentence to a cache, each file needs only those before it: words, cache_spec, policy,
-// registry, cache_plan, [conflicts], planner, spec; and of the plan: layouts, sequence_bounds,
-// formula, make_cache.
+// From spec to cache. Each file needs only earlier ones: words, cache_spec, policy, registry,
+// cache_plan, [conflicts], planner, spec; and of the plan: layouts, sequence_bounds, formula,
+// make_cache.
 
 namespace kvlm {
 
-/// Why parts of a spec cannot work together.
+/// Reason why parts of a spec cannot be combined.
 struct Conflict {
-  std::string_view row;  ///< the sentence of the table's row, with {0} where names go
-  std::string text;      ///< what is said, with the cure
+  std::string_view row;  ///< message template of the table row, with {0} for names
+  std::string text;      ///< the message, with the cure
 };
 
-/// What can be told from a spec and the names in `plan`, before it has objects.
+/// Conflicts that follow from a spec and the names in `plan`, before policy objects exist.
 std::optional<Conflict> conflict_of_words(const CacheSpec& spec, const CachePlan& plan);
 
-/// What is told by the objects of `plan`, whose words are sound.
+/// Conflicts that follow from the objects of `plan`, which has passed conflict_of_words().
 std::optional<Conflict> conflict_of_objects(const CachePlan& plan);
 
-/// The rows of the tables, in the order in which they are asked.
+/// The table rows, in the order of their checks.
 std::vector<std::string_view> conflict_rows();
 
 }  // namespace kvlm

@@ -4,13 +4,13 @@
 
 #include "kvcache/plan/nominal.h"
 
-// The stored bytes of every layer in closed form (docs/formulas.md, "Stored bits"): rows packed
-// when the prompt ended, rows packed since, full rows, and what a policy keeps beside them.
+// Stored bytes of every layer in closed form (docs/formulas.md, "Stored bits"): tokens packed at
+// the end of the prompt, tokens packed since, unpacked tokens, extension data.
 namespace kvlm {
 
 namespace {
 
-/// Bytes of scales and zero points of `rows` rows packed at once.
+/// Bytes of scales and zero points of `rows` tokens packed at once.
 size_t scale_bytes(const PackedFormat& format, int rows) {
   if (rows == 0) return 0;
   if (format.axis == ScaleAxis::kToken) return static_cast<size_t>(rows) * format.meta_bytes(1);
@@ -25,14 +25,14 @@ size_t code_bytes(const PackedFormat& format, int rows) {
 
 /// The keys or the values of one kv_head.
 struct StoredRows {
-  int after_prompt = 0;  ///< rows packed when the prompt ended
-  int in_decode = 0;     ///< rows packed since
+  int after_prompt = 0;  ///< packed at the end of the prompt
+  int in_decode = 0;     ///< packed since
   int full = 0;
   size_t codes = 0;
   size_t scales = 0;
 };
 
-/// Packed once, when the prompt ended, in as many blocks as there are sets of rows with scales.
+/// Tokens packed once, at the end of the prompt, with `sets` sets of scales.
 StoredRows packed_once(const PackedFormat& format, int rows, int sets) {
   StoredRows stored;
   stored.after_prompt = rows;
@@ -43,7 +43,7 @@ StoredRows packed_once(const PackedFormat& format, int rows, int sets) {
   return stored;
 }
 
-/// Packed as rows age: `rows` when the prompt ended, then `steps` more.
+/// Tokens packed by age: `rows` of the prompt, then `steps` more.
 StoredRows packed_by_age(const Packing& packing, int rows, int steps) {
   const FlushRule& flush = packing.flush;
   StoredRows stored;
@@ -59,7 +59,7 @@ StoredRows packed_by_age(const Packing& packing, int rows, int steps) {
   return stored;
 }
 
-/// The rows that VidKV protects: the first of the visual ones.
+/// The tokens that VidKV protects, assumed to be the first visual ones.
 std::vector<int32_t> protected_rows(const Quantizer& quantizer, const LayerCounts& counts) {
   const int text = counts.rows - counts.visual;
   const int behind = counts.text_behind < 0 ? text : std::min(text, counts.text_behind);
@@ -68,7 +68,7 @@ std::vector<int32_t> protected_rows(const Quantizer& quantizer, const LayerCount
   return quantizer.protect(std::vector<float>(modality.size()), modality);
 }
 
-/// Values packed as rows age, of which protected rows have another format and lie apart.
+/// Values packed by age, where protected ones have another format and buffer.
 StoredRows protected_by_age(const Quantizer& quantizer, int layer, const LayerCounts& counts,
                             int rows, int steps) {
   const Packing& packing = quantizer.packing(KvSide::kValues, layer);
@@ -76,7 +76,8 @@ StoredRows protected_by_age(const Quantizer& quantizer, int layer, const LayerCo
   const std::vector<int32_t> chosen = protected_rows(quantizer, counts);
   StoredRows stored = packed_by_age(packing, rows, steps);
   stored.codes = stored.scales = 0;
-  int others = 0;  // packed together, as far as packing anew has joined them
+  // unprotected tokens in one block; repacking merges them
+  int others = 0;
   const auto pack = [&](int first, int count) {
     const auto special =
         static_cast<int>(std::count_if(chosen.begin(), chosen.end(), [&](int32_t row) {
@@ -108,7 +109,7 @@ const Quantizer* quantizer_of(const CachePlan& plan, Scope scope, int layer) {
   return plan.quantizers[scope == Scope::kVisual ? kVisual : kRest][static_cast<size_t>(layer)];
 }
 
-/// What the rows of one scope in one layer become.
+/// Bytes of one scope in one layer.
 PartBytes bytes_of(const CachePlan& cache, int layer, Scope scope, const LayerCounts& counts) {
   const Quantizer* quantizer = quantizer_of(cache, scope, layer);
   const CacheShape& shape = cache.shape;
@@ -118,7 +119,7 @@ PartBytes bytes_of(const CachePlan& cache, int layer, Scope scope, const LayerCo
   if (scope == Scope::kText) rows -= counts.visual;
   if (scope == Scope::kVisual) {
     rows = counts.visual;
-    steps = 0;  // what is generated is text
+    steps = 0;  // generated tokens are text
   }
   const auto heads = static_cast<size_t>(shape.kv_heads);
   PartBytes bytes;

@@ -4,16 +4,16 @@
 
 namespace kvlm {
 
-PlaneLayout Layouts::rows_layout() const noexcept {
-  PlaneLayout layout;
+BufferLayout Layouts::rows_layout() const noexcept {
+  BufferLayout layout;
   layout.dtype = plan_->rows;
   layout.head_dim = shape_->head_dim;
   layout.evicts = plan_->retention != nullptr;
   return layout;
 }
 
-PlaneLayout Layouts::plane(size_t store, KvSide side, int layer) const noexcept {
-  PlaneLayout layout = rows_layout();
+BufferLayout Layouts::buffer(size_t store, KvSide side, int layer) const noexcept {
+  BufferLayout layout = rows_layout();
   if (const Quantizer* q = quantizer(store, layer)) {
     layout.once = q->visual_only();
     if (!q->packs(side)) return layout;
@@ -24,8 +24,8 @@ PlaneLayout Layouts::plane(size_t store, KvSide side, int layer) const noexcept 
   return layout;
 }
 
-PlaneLayout Layouts::protected_values(int layer) const noexcept {
-  PlaneLayout layout = rows_layout();
+BufferLayout Layouts::protected_values(int layer) const noexcept {
+  BufferLayout layout = rows_layout();
   const Quantizer* q = quantizer(kRest, layer);
   layout.packing = q == nullptr ? nullptr : q->protected_values();
   return layout;
@@ -54,26 +54,27 @@ bool Layouts::per_image() const noexcept {
   });
 }
 
-PlaneCapacity Layouts::capacity(const PlaneLayout& layout, int64_t planes, int64_t ever,
-                                int64_t peak, int64_t spans) const noexcept {
+BufferCapacity Layouts::capacity(const BufferLayout& layout, int64_t buffers, int64_t ever,
+                                 int64_t peak, int64_t spans) const noexcept {
   if (layout.once && layout.packing != nullptr) {
-    return layout.capacity(planes, planes * ever, spans, 0);
+    return layout.capacity(buffers, buffers * ever, spans, 0);
   }
   int64_t window = peak;
   if (layout.packing != nullptr) {
     const FlushRule& rule = layout.packing->flush;
     window = std::min<int64_t>(peak, std::max(rule.hold + rule.prompt_unit, rule.trigger));
   }
-  return layout.capacity(planes, planes * ever, spans, planes * window);
+  return layout.capacity(buffers, buffers * ever, spans, buffers * window);
 }
 
-PlaneCapacity Layouts::protected_capacity(int layer, int64_t planes, int64_t ever) const noexcept {
-  const PlaneLayout apart = protected_values(layer);
+BufferCapacity Layouts::protected_capacity(int layer, int64_t buffers,
+                                           int64_t ever) const noexcept {
+  const BufferLayout apart = protected_values(layer);
   const FlushRule& rule = quantizer(kRest, layer)->packing(KvSide::kValues, layer).flush;
-  // Each flush that reaches rows of the prompt may leave a block short.
+  // Each flush of prompt tokens may leave a short block.
   const int flushes = (rule.hold + rule.prompt_unit + rule.rows - 1) / rule.rows;
   const int64_t rows = ever + int64_t{flushes} * apart.block_rows();
-  return apart.capacity(planes, planes * rows, 1, 0);
+  return apart.capacity(buffers, buffers * rows, 1, 0);
 }
 
 size_t Layouts::protection_bytes(int64_t ever) const noexcept {

@@ -3,82 +3,82 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kvcache/buffer/kv_buffer.h"
 #include "kvcache/plan/cache_plan.h"
-#include "kvcache/plane/plane.h"
 
-// From a sentence to a cache, each file needs only those before it: words, cache_spec, policy,
-// registry, cache_plan, conflicts, planner, spec; and of the plan: [layouts], sequence_bounds,
-// formula, make_cache.
+// From spec to cache. Each file needs only earlier ones: words, cache_spec, policy, registry,
+// cache_plan, conflicts, planner, spec; and of the plan: [layouts], sequence_bounds, formula,
+// make_cache.
 
 namespace kvlm {
 
-/// The sizes that follow from a plan, which must outlive it: of planes, of a sequence's memory.
+/// Sizes that follow from a plan, which must outlive this: of K and V buffers, and of extension
+/// data.
 class Layouts {
  public:
   static constexpr size_t kAlignment = 64;
   static constexpr size_t aligned(size_t bytes) noexcept {
     return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
-  /// What a ring of `bytes` takes: with its blocks, no more than aligned() of both together and 15.
+  /// Bytes of a ring. With its blocks it takes at most 15 bytes more than aligned() of their sum.
   static constexpr size_t aligned_ring(size_t bytes) noexcept { return (bytes + 15) / 16 * 16; }
-  /// Pictures of one prompt that may have scales of their own each.
+  /// Most images of a prompt with scales of their own.
   static constexpr int64_t kMaxImages = 64;
   explicit Layouts(const CachePlan& plan) : plan_(&plan), shape_(&plan.shape) {}
 
   const Quantizer* quantizer(size_t store, int layer) const noexcept {
     return plan_->quantizers[store][static_cast<size_t>(layer)];
   }
-  PlaneLayout plane(size_t store, KvSide side, int layer) const noexcept;
-  PlaneLayout protected_values(int layer) const noexcept;
-  /// The layer in whose memory the codes of `layer` lie.
+  BufferLayout buffer(size_t store, KvSide side, int layer) const noexcept;
+  BufferLayout protected_values(int layer) const noexcept;
+  /// The layer that stores the codes of `layer`.
   int owner(KvSide side, int layer) const noexcept;
-  /// The layer whose rows they are made from.
+  /// The layer from whose tokens these codes are made.
   int writer(KvSide side, int layer) const noexcept;
-  /// What `planes` planes need that hold `ever` rows ever and `peak` at a time, each.
-  PlaneCapacity capacity(const PlaneLayout& layout, int64_t planes, int64_t ever, int64_t peak,
-                         int64_t spans) const noexcept;
+  /// Capacity of `buffers` buffers that each store `ever` tokens in total, `peak` at a time.
+  BufferCapacity capacity(const BufferLayout& layout, int64_t buffers, int64_t ever, int64_t peak,
+                          int64_t spans) const noexcept;
 
-  /// What planes of protected values need that hold `ever` rows each.
-  PlaneCapacity protected_capacity(int layer, int64_t planes, int64_t ever) const noexcept;
+  /// Capacity of buffers of protected values that each store `ever` tokens.
+  BufferCapacity protected_capacity(int layer, int64_t buffers, int64_t ever) const noexcept;
 
-  /// Retention chooses for all layers at once.
+  /// Retention selects for all layers at once.
   bool joint() const noexcept;
-  /// Layers whose prompt rows are staged, and may be packed by one call: a GPU packs those of
-  /// several in little more time than those of one.
+  /// Layers that are staged, and packed by one call: a GPU packs several in little more time than
+  /// one.
   static constexpr int kPackedTogether = 4;
-  /// Rows of a first prompt wait until it has ended, since only then it is known what is kept of
-  /// them and packed. Else they are stored where they stay.
+  /// Tokens of a first prompt are staged until its end, when the kept ones are known. Otherwise
+  /// they are stored at their final address.
   bool stages() const noexcept { return !plan_->plain(); }
-  /// Layers whose prompt rows are staged at a time: all if joint(), else kPackedTogether; 0 unless
-  /// the cache stages().
+  /// Layers staged at a time: all if joint(), else kPackedTogether; 0 unless stages().
   int staged_layers() const noexcept;
-  /// Where a layer is among those staged.
+  /// Index of a layer among those staged.
   size_t staged_index(int layer) const noexcept {
     return static_cast<size_t>(layer % staged_layers());
   }
-  /// kv_heads keep slots of their own.
+  /// kv_heads keep their own slots.
   bool per_head() const noexcept {
     return plan_->retention != nullptr && plan_->retention->per_head();
   }
-  /// Pictures have scales of their own.
+  /// Images have scales of their own.
   bool per_image() const noexcept;
-  /// Eviction goes by attention weights, which take memory of every slot.
+  /// Eviction is by attention weights, which are stored for every slot.
   bool keeps_weights() const noexcept {
     return decode_weights() != ImportanceNeeds::DecodeWeights::kNone;
   }
-  /// They are summed over steps; else each step's take the place of the last one's.
+  /// Weights are summed over steps; else each step replaces them.
   bool sums_weights() const noexcept {
     return decode_weights() == ImportanceNeeds::DecodeWeights::kSummed;
   }
 
-  /// Bytes of a layer's bitmaps of `ever` value slots; 8 divides what one KV head has of them.
+  /// Bytes of a layer's bitmaps of `ever` value slots; a multiple of 8 per KV head.
   size_t protection_bytes(int64_t ever) const noexcept;
-  /// Bytes of a layer's sums of attention, of `peak` slots in each KV head.
+  /// Bytes of a layer's attention weights, for `peak` slots in each KV head.
   size_t weight_bytes(int64_t peak) const noexcept;
-  /// Bytes of a layer's sinks as they came (StreamingLLM).
+  /// Bytes of the sinks' original keys in a layer (StreamingLLM).
   size_t sink_bytes() const noexcept;
-  /// Bytes set aside for masks, bitmaps, sums and sinks of a layer whose KV heads have at most
-  /// `peak` slots and ever get `ever` rows.
+  /// Bytes reserved for masks, bitmaps, weights and sinks of a layer. Its KV heads have at most
+  /// `peak` slots at a time and `ever` tokens in total.
   size_t extra_bytes(int layer, int64_t peak, int64_t ever) const noexcept;
 
  private:
@@ -86,7 +86,7 @@ class Layouts {
     return plan_->retention == nullptr ? ImportanceNeeds::DecodeWeights::kNone
                                        : plan_->retention->needs().decode_weights;
   }
-  PlaneLayout rows_layout() const noexcept;
+  BufferLayout rows_layout() const noexcept;
 
   const CachePlan* plan_;
   const CacheShape* shape_;

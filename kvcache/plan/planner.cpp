@@ -1,5 +1,5 @@
-// A plan comes in two steps: the words of a spec sorted by what they do, then the policies' objects
-// for one decoder. Each step is followed by its tables of conflicts.
+// Makes a plan in two steps: sorts a spec's parts by kind, then makes the policy objects for one
+// decoder. After each step the tables of conflicts are checked.
 
 #include "kvcache/plan/planner.h"
 
@@ -19,7 +19,7 @@ Scope scope_of(const OptionValues& options) {
   return options.text("scope") == "text" ? Scope::kText : Scope::kAll;
 }
 
-/// A plan without objects.
+/// A plan without policy objects.
 std::shared_ptr<CachePlan> sorted_words(const CacheSpec& spec, const CacheShape& shape) {
   auto plan = std::make_shared<CachePlan>();
   plan->spec = canonical(spec);
@@ -71,7 +71,8 @@ bool shares(const ShareMap& share) {
   return other(share.key_owner) || other(share.value_owner);
 }
 
-/// All rows kept is no retention, to the bit: a quantizer beside it holds nothing back either.
+/// With keep=1 the plan has no retention, so results equal those without the part, bit for bit. A
+/// quantizer then reserves no window for eviction either.
 bool drops_rows(const CachePlan& plan) {
   if (!plan.retention_part) return false;
   const OptionValues options(*find_policy(plan.retention_part->name), *plan.retention_part);
@@ -121,7 +122,7 @@ void make_retention(CachePlan& plan, const PolicyContext& context) {
   }
 }
 
-/// Which object packs the slots of each store and layer.
+/// Sets the quantizer of each store and layer.
 void place_quantizers(CachePlan& plan) {
   for (int layer = 0; layer < plan.shape.layers; ++layer) {
     const auto place = [&](StoreIndex store, const CachePlan::Packer* packer) {
@@ -132,8 +133,8 @@ void place_quantizers(CachePlan& plan) {
   }
 }
 
-/// Gives the sorted words their objects, once. `known_decoder`: else they are made to be asked for
-/// conflicts alone, and what retention says to a quantizer beside it, these say with the cure.
+/// Makes the policy objects, once. With `known_decoder` false they only serve to find conflicts;
+/// then tables report what retention would refuse, with the cure.
 void make_objects(CachePlan& plan, const PolicyProfile* profile, bool known_decoder) {
   PolicyContext context;
   context.shape = &plan.shape;
@@ -167,10 +168,9 @@ std::shared_ptr<CachePlan> plan_cache(const CacheSpec& spec, const CacheShape& s
 }
 
 std::optional<Conflict> conflict_without_decoder(const CacheSpec& spec) {
-  // Much of what policies can do together only their objects know, and these are made for a number
-  // of layers: most fit this decoder, whose layers are those that thresholds were published for, or
-  // all that are named, with the other of a pair. What does not fit is checked when the decoder is
-  // known.
+  // Many conflicts are known to policy objects only, and these need a number of layers. So this
+  // decoder is one that fits most specs: the number of layers that thresholds were published for,
+  // or all that are named, rounded up to a pair. The rest is checked when the decoder is known.
   CacheShape shape{32, 32, 8, 128, std::vector<float>(64, 1.0f)};
   const std::shared_ptr<CachePlan> plan = sorted_words(spec, shape);
   if (auto conflict = conflict_of_words(spec, *plan)) return conflict;

@@ -7,21 +7,21 @@
 #include "kvcache/plan/conflicts.h"
 #include "kvcache/spec/policy.h"
 
-// From a sentence to a cache, each file needs only those before it: words, cache_spec, policy,
-// registry, cache_plan, conflicts, [planner], spec; and of the plan: layouts, sequence_bounds,
-// formula, make_cache.
+// From spec to cache. Each file needs only earlier ones: words, cache_spec, policy, registry,
+// cache_plan, conflicts, [planner], spec; and of the plan: layouts, sequence_bounds, formula,
+// make_cache.
 
 namespace kvlm {
 
-/// What `spec`, which parse_spec() returned, means for a decoder of `shape`. `profile`, what
-/// `vlm-kv profile` measured, may be null. Needs no weights: made when a model is opened, then
-/// handed on; caches share it. Throws Error with the reason and the cure: kUnsupported for what
-/// cannot work together or does not fit the shape.
+/// The plan of `spec` (from parse_spec()) for a decoder of `shape`. `profile` has the values
+/// measured by `vlm-kv profile`, or is null. Needs no weights: made when a model is opened, then
+/// shared by its caches. Throws Error{kUnsupported} with reason and cure for conflicts and for a
+/// shape that does not fit.
 std::shared_ptr<CachePlan> plan_cache(const CacheSpec& spec, const CacheShape& shape,
                                       const PolicyProfile* profile = nullptr);
 
-/// Why no decoder can have `spec`; nothing if one may. For parse_spec(), which knows no decoder.
-/// Throws Error{kInvalidArgument} for an option that does nothing.
+/// A conflict of `spec` with every decoder, or none. For parse_spec(), which has no decoder. Throws
+/// Error{kInvalidArgument} for an option without effect.
 std::optional<Conflict> conflict_without_decoder(const CacheSpec& spec);
 
 }  // namespace kvlm

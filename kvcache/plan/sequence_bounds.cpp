@@ -1,5 +1,5 @@
-// How much memory a sequence can ever take of an arena, whatever is kept of its prompt: of each
-// layer its planes for the costliest mix of text and visual rows, with what rounding adds.
+// Upper bound of a sequence's memory for any selection: per layer the buffers for the most
+// expensive mix of text and visual tokens, plus rounding.
 #include "kvcache/plan/sequence_bounds.h"
 
 #include <algorithm>
@@ -10,38 +10,38 @@ namespace kvlm {
 
 size_t SequenceBounds::layer_bound(int layer, int64_t text, int64_t visual,
                                    int64_t future) const noexcept {
-  const int64_t planes = shape_->kv_heads;
+  const int64_t buffers = shape_->kv_heads;
   size_t bytes = 0;
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
     int64_t rows = plan_->split ? text : text + visual;
     if (store == kVisual) rows = plan_->split ? visual : 0;
     for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
-      const PlaneLayout layout = layouts_.plane(store, side, layer);
+      const BufferLayout layout = layouts_.buffer(store, side, layer);
       const int64_t more = store == kRest || (plan_->split && !layout.once) ? future : 0;
       if (rows + more == 0) continue;
-      const PlaneCapacity needed =
-          layouts_.capacity(layout, planes, rows + more, rows + more,
+      const BufferCapacity needed =
+          layouts_.capacity(layout, buffers, rows + more, rows + more,
                             layouts_.quantizer(store, layer) != nullptr &&
                                     layouts_.quantizer(store, layer)->per_image()
                                 ? std::min(rows, Layouts::kMaxImages)
                                 : 1);
-      size_t gap = Layouts::kAlignment;  // behind each plane, at most
+      size_t gap = Layouts::kAlignment;  // after each buffer, at most
       if (layout.packing == nullptr) {
-        const size_t ring = needed.ring_bytes / static_cast<size_t>(planes);
-        // Rings of layers that keep other numbers of rows end elsewhere.
+        const size_t ring = needed.ring_bytes / static_cast<size_t>(buffers);
+        // Layers with other numbers of tokens have rings with other remainders.
         gap = Layouts::aligned_ring(plan_->retention == nullptr ? ring : 1) -
               (plan_->retention == nullptr ? ring : 0);
       }
-      bytes += needed.bytes() + static_cast<size_t>(planes) * gap;
-      // Layers that keep more rows than others round up more often.
+      bytes += needed.bytes() + static_cast<size_t>(buffers) * gap;
+      // Layers with more tokens than others round up more often.
       if (plan_->retention != nullptr && layout.packing != nullptr && !layout.once) {
-        bytes += static_cast<size_t>(planes) * layout.block_bytes(layout.block_rows());
+        bytes += static_cast<size_t>(buffers) * layout.block_bytes(layout.block_rows());
       }
     }
-    const PlaneLayout apart = layouts_.protected_values(layer);
+    const BufferLayout apart = layouts_.protected_values(layer);
     if (store == kRest && apart.packing != nullptr) {
-      bytes += layouts_.protected_capacity(layer, planes, text + visual).bytes() +
-               static_cast<size_t>(planes) * Layouts::kAlignment;
+      bytes += layouts_.protected_capacity(layer, buffers, text + visual).bytes() +
+               static_cast<size_t>(buffers) * Layouts::kAlignment;
     }
   }
   const int64_t peak = text + visual + future;
@@ -57,7 +57,7 @@ size_t SequenceBounds::memory_bound(const SequenceSize& size) const noexcept {
         plan_->retention->peak_rows_total(shape_->layers, size.prompt_rows, size.max_rows);
     rows = std::min(rows, (total + layers - 1) / layers);
   }
-  // The costliest mixes of text and visual rows have as many of one kind as there are.
+  // The most expensive mixes have as many tokens of one kind as possible.
   const int64_t visual = std::min<int64_t>(rows, size.visual_rows);
   const int64_t text = std::min<int64_t>(rows, size.prompt_rows - size.visual_rows);
   size_t most = 0;
@@ -70,7 +70,7 @@ size_t SequenceBounds::memory_bound(const SequenceSize& size) const noexcept {
       sum += bytes;
       dearest = std::max(dearest, bytes);
     }
-    // Where layers keep different numbers of rows, most may be where a row costs most.
+    // Layers may keep different numbers of tokens: most may be in the layer where one costs most.
     most =
         std::max(most, plan_->retention == nullptr ? sum : dearest * static_cast<size_t>(layers));
   }
@@ -87,13 +87,13 @@ Reservation SequenceBounds::reservation(const SequenceSize& size) const noexcept
   return {Arena::rounded(memory_bound(size)), Arena::rounded(staging_bytes(size))};
 }
 
-/// What rounding up to whole blocks comes to, at most.
+/// Upper bound of what rounding up to whole blocks adds.
 size_t SequenceBounds::block_bound() const noexcept {
   size_t bytes = 0;
   for (int layer = 0; layer < shape_->layers; ++layer) {
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
       for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
-        const PlaneLayout layout = layouts_.plane(store, side, layer);
+        const BufferLayout layout = layouts_.buffer(store, side, layer);
         bytes += layout.packing == nullptr || layout.once
                      ? Layouts::kAlignment
                      : layout.block_bytes(layout.block_rows()) + layout.row_bytes();
@@ -104,8 +104,8 @@ size_t SequenceBounds::block_bound() const noexcept {
 }
 
 size_t SequenceBounds::session_bytes(int max_rows, int sequences) const noexcept {
-  // Which prompt takes most depends on what is dropped of it, on windows, on how many pictures have
-  // scales of their own. Between these prompts bounds are linear, but for whole blocks.
+  // Which prompt takes most memory depends on its eviction, windows, and number of images with own
+  // scales. Between the prompts tried here the bound is linear, up to whole blocks.
   constexpr int kPrompts = 64;
   size_t memory = 0;
   for (int i = 0; i <= kPrompts; ++i) {

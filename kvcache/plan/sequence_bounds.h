@@ -6,12 +6,12 @@
 #include "kvcache/kv_cache.h"
 #include "kvcache/plan/layouts.h"
 
-// From a sentence to a cache, each file needs only those before it: words, cache_spec, policy,
-// registry, cache_plan, conflicts, planner, spec; and of the plan: layouts, [sequence_bounds],
-// formula, make_cache.
+// From spec to cache. Each file needs only earlier ones: words, cache_spec, policy, registry,
+// cache_plan, conflicts, planner, spec; and of the plan: layouts, [sequence_bounds], formula,
+// make_cache.
 namespace kvlm {
 
-/// What open(size) sets aside in an arena.
+/// Bytes that open(size) reserves in an arena.
 struct Reservation {
   size_t kept = 0;     ///< bytes until close()
   size_t staging = 0;  ///< bytes more until the first prompt has ended
@@ -19,7 +19,7 @@ struct Reservation {
   size_t bytes() const noexcept { return kept + staging; }
 };
 
-/// What sequences take of an arena under a plan, which must outlive it.
+/// Arena bytes of sequences under a plan, which must outlive this.
 class SequenceBounds {
  public:
   explicit SequenceBounds(const CachePlan& plan)
@@ -27,12 +27,12 @@ class SequenceBounds {
 
   /// Arena bytes of a sequence of `size` in a PolicyCache.
   Reservation reservation(const SequenceSize& size) const noexcept;
-  /// Arena bytes of any `sequences` sequences of at most max_rows tokens each, whose first prompts
-  /// come one after the other: rows wait for the end of one prompt at a time.
+  /// Arena bytes of any `sequences` sequences of at most max_rows tokens each, if one first prompt
+  /// at a time is staged.
   size_t session_bytes(int max_rows, int sequences = 1) const noexcept;
-  /// Bytes that suffice for a sequence after its prompt, whatever is retained.
+  /// Upper bound of a sequence's bytes after its prompt, for any selection.
   size_t memory_bound(const SequenceSize& size) const noexcept;
-  /// Bytes of full-precision rows while the prompt is under way.
+  /// Bytes of staged tokens during the first prompt.
   size_t staging_bytes(const SequenceSize& size) const noexcept;
 
  private:

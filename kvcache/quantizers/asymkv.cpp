@@ -4,8 +4,9 @@ namespace kvlm::quantizers {
 
 namespace {
 
-/// KIVI with 2 bits in the first layers and 1 bit in the others, keys and values apart. Source:
-/// AsymKV l_k/l_v as XQuant's appendices B and C describe it (docs/formulas.md, "AsymKV").
+/// KIVI with 2 bits in the first layers and 1 bit in the others, with separate limits for keys and
+/// values. Source: AsymKV l_k/l_v as XQuant's appendices B and C describe it (docs/formulas.md,
+/// "AsymKV").
 class AsymKv final : public PlannedQuantizer {
  public:
   AsymKv(const OptionValues& options, const PolicyContext& context) {

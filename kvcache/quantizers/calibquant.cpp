@@ -5,19 +5,19 @@
 #include "kernels/base/error.h"
 #include "kvcache/quantizers/common.h"
 
-// CalibQuant: shrunk ranges per channel over visual rows, and the linear remap of their scores. The
-// class's own comment says what follows the paper and what departs from it.
+// CalibQuant: shrunk ranges per channel over visual tokens, and the linear remap of their scores.
+// Departures from the paper are listed at the class.
 namespace kvlm::quantizers {
 
 namespace {
 
-/// Visual keys and values with one range per channel over all visual rows, and a linear remap of
-/// visual scores that pulls down the peaks that few bits inflate. Source: CalibQuant sections
-/// 4.1-4.3, eqs. 3-8, algs. 1-2 (docs/formulas.md, "CalibQuant"). Departures: at 1 bit the end
-/// levels move towards the middle of the range (shrink=eta), not towards zero as in its code
-/// (shrink=kappa) or not at all as in its text (shrink=none); the remap's slope is kept from
-/// turning negative (guard=clamp0); tau is the code's unless a profile of this width has one, where
-/// the paper searches 0..3 for each model (profile=paper: refused without).
+/// Visual keys and values with one range per channel over all visual tokens. A linear remap lowers
+/// the visual scores' peaks, which few bits inflate. Source: CalibQuant sections 4.1-4.3, eqs. 3-8,
+/// algs. 1-2 (docs/formulas.md, "CalibQuant"). Departures: at 1 bit the end levels move towards the
+/// middle of the range (shrink=eta), not towards zero as in its code (shrink=kappa) or not at all
+/// as in its text (shrink=none). The remap's slope cannot become negative (guard=clamp0). tau is
+/// the code's, unless a profile of this width has one; the paper searches 0..3 for each model
+/// (profile=paper: refused without a profile).
 class CalibQuant final : public PlannedQuantizer {
  public:
   CalibQuant(const OptionValues& options, const PolicyContext& context)
@@ -52,7 +52,7 @@ class CalibQuant final : public PlannedQuantizer {
       if (bits == 16) return unpacked();
       Packing made = packing_of(axis, bits, 0, context.shape->head_dim, meta_of(options));
       const bool one_bit = bits == 1;
-      // The published constants belong to 1 bit; written ones count at any width.
+      // The published constants are for 1 bit; explicit ones apply at any width.
       if (shrink == "eta" && (one_bit || options.given(eta))) {
         made.rules[0].eta = static_cast<float>(options.real(eta));
       }

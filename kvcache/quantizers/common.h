@@ -12,7 +12,7 @@
 
 namespace kvlm::quantizers {
 
-/// Options that many quantizers have.
+/// Options of several quantizers.
 inline constexpr OptionInfo kMeta{.key = "meta",
                                   .choices = "f16|f32",
                                   .standard = "f16",
@@ -31,7 +31,7 @@ inline constexpr OptionInfo kResidual{
     .high = 65536,
     .standard = "128",
     .help = "size of the residual window: the newest tokens, which stay unquantized"};
-/// Of quantizers that pack image tokens alone.
+/// Option of quantizers that pack visual tokens only.
 inline constexpr OptionInfo kVisualScope{
     .key = "scope",
     .choices = "visual",
@@ -55,7 +55,7 @@ inline int tail_keep_of(const OptionValues& options, const PolicyContext& contex
   return options.integer("tail_keep");
 }
 
-/// Throws unless the residual window is a whole number of groups.
+/// Throws unless the residual window is a multiple of the group size.
 inline void check_residual(const OptionValues& options) {
   const int group = options.integer("group");
   const int residual = options.integer("residual");
@@ -79,19 +79,19 @@ inline Packing packing_of(ScaleAxis axis, int bits, int group, int head_dim, DTy
   return packing;
 }
 
-/// Of rows that stay full.
+/// For tokens that stay unpacked.
 inline Packing unpacked() {
   Packing packing;
   packing.nominal_bits = 16;
   return packing;
 }
 
-/// The width of keys or values of a quantizer of visual rows; 16: they stay full rows.
+/// Bits of the keys or values of a quantizer of visual tokens; 16: unpacked.
 inline int visual_bits(const OptionValues& options, std::string_view key) {
   return options.integer(options.text(key) == "auto" ? "bits" : key);
 }
 
-/// Throws if both widths are written beside `bits`, or nothing is packed.
+/// Throws if `bits` is given although both widths are, or if nothing is packed.
 inline void check_visual_bits(const OptionValues& options) {
   refuse_idle(options, "bits",
               options.text("key_bits") != "auto" && options.text("value_bits") != "auto",
@@ -104,7 +104,7 @@ inline void check_visual_bits(const OptionValues& options) {
           options.info().name));
 }
 
-/// KIVI's schedule (docs/formulas.md, "Windows"): keys leave a window of R rows R at a time,
+/// KIVI's schedule (docs/formulas.md, "Windows"): keys leave a window of R tokens R at a time,
 /// values one by one.
 inline FlushRule kivi_key_flush(int residual, int tail_keep) {
   return {.prompt_unit = residual,
@@ -117,13 +117,13 @@ inline FlushRule kivi_value_flush(int residual, int tail_keep) {
   return {.prompt_unit = 1, .hold = hold, .trigger = hold + 1, .rows = 1};
 }
 
-/// The registry's way of making a quantizer of type Q.
+/// Factory of a quantizer of type Q, for the registry.
 template <class Q>
 std::unique_ptr<Quantizer> make(const OptionValues& options, const PolicyContext& context) {
   return std::make_unique<Q>(options, context);
 }
 
-/// Keys and values of every layer alike, but for the layers that a policy makes different.
+/// Packings are the same in all layers, or one per layer.
 class PlannedQuantizer : public Quantizer {
  public:
   const Packing& packing(KvSide side, int layer) const noexcept override {

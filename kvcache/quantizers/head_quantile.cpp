@@ -4,18 +4,18 @@ namespace kvlm::quantizers {
 
 namespace {
 
-/// Share of a Gaussian beyond the end levels of the uniform quantizer of least error, by width
-/// (Max 1960, "Quantizing for minimum distortion", table II, and its continuation).
+/// Share of a Gaussian beyond the end levels of the optimal uniform quantizer, by bits (Max 1960,
+/// "Quantizing for minimum distortion", table II, and its continuation).
 constexpr double kGaussianTails[9] = {0,       0.2,     0.0676,  0.0201, 0.00597,
                                       0.00177, 0.00052, 0.00015, 0.00004};
 
 /// Visual keys and values with one range per head, between two quantiles of their values. Source:
 /// "From 16-Bit to 1-Bit: Visual KV Cache Quantization", sections 3.3-3.4, eqs. 3-9
-/// (docs/formulas.md, "head_quantile"). Departures: unless it is given, or in a profile of this
-/// width, alpha at more than 1 bit is that of kGaussianTails, because 0.2 clips so much that 8 bits
-/// are no better than 1 (profile=paper: 0, the paper's quantiles are for 1 bit). Rounds to nearest
-/// (the paper floors, which leaves most codes 0: round=floor), a range per sequence, alpha 0.2 (the
-/// paper gives none).
+/// (docs/formulas.md, "head_quantile"). Departures: at more than 1 bit, alpha is that of
+/// kGaussianTails unless given or in a profile of this width. With 0.2, so much is clipped that 8
+/// bits are no better than 1 (profile=paper: 0, since the paper's quantiles are for 1 bit). Rounds
+/// to nearest (the paper floors, which leaves most codes 0: round=floor). One range per sequence.
+/// alpha is 0.2 at 1 bit (the paper gives none).
 class HeadQuantile final : public PlannedQuantizer {
  public:
   HeadQuantile(const OptionValues& options, const PolicyContext& context) {
@@ -45,7 +45,7 @@ class HeadQuantile final : public PlannedQuantizer {
   }
   static double alpha_of(const OptionValues& options, const PolicyContext& context, int bits) {
     if (options.given("alpha")) return options.real("alpha");
-    // Eqs. 8-9 are written for codes of 1 bit; wider ones have the whole range (eqs. 3-6).
+    // Eqs. 8-9 are for 1-bit codes; wider ones use the whole range (eqs. 3-6).
     if (options.text("profile") == "paper" && bits > 1) return 0;
     const bool as_fitted = options.text("profile") != "official" &&
                            options.text("group_axes") == "head" &&

@@ -4,8 +4,8 @@ namespace kvlm::quantizers {
 
 namespace {
 
-/// 4-bit min-max with one scale per token and head, packed as soon as a row has been attended: the
-/// plain baseline of serving engines.
+/// 4-bit min-max with one scale per token and head; tokens are packed once they have been attended
+/// to. The usual baseline of serving engines.
 class Int4 final : public PlannedQuantizer {
  public:
   Int4(const OptionValues& options, const PolicyContext& context) {

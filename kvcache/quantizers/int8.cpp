@@ -4,8 +4,8 @@ namespace kvlm::quantizers {
 
 namespace {
 
-/// 8-bit min-max with one scale per token and head, packed as soon as a row has been attended: the
-/// plain baseline of serving engines.
+/// 8-bit min-max with one scale per token and head; tokens are packed once they have been attended
+/// to. The usual baseline of serving engines.
 class Int8 final : public PlannedQuantizer {
  public:
   Int8(const OptionValues& options, const PolicyContext& context) {

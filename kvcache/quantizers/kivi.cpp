@@ -4,9 +4,9 @@ namespace kvlm::quantizers {
 
 namespace {
 
-/// Keys min-max per channel over groups of rows, values min-max per token over groups of channels,
-/// behind a window of full rows. Source: Liu et al. 2024, "KIVI", as its code does it and XQuant
-/// and VidKV use it for a baseline (docs/formulas.md, "KIVI").
+/// Keys min-max per channel over groups of tokens, values min-max per token over groups of
+/// channels, after a residual window of unpacked tokens. Source: Liu et al. 2024, "KIVI", as in its
+/// code, and as XQuant and VidKV use it as a baseline (docs/formulas.md, "KIVI").
 class Kivi final : public PlannedQuantizer {
  public:
   Kivi(const OptionValues& options, const PolicyContext& context) {

@@ -4,8 +4,8 @@ namespace kvlm::quantizers {
 
 namespace {
 
-/// The NF4 codebook of QLoRA with a scale per group of channels of a token, packed as soon as a
-/// token has been attended. bitsandbytes keeps scales in f32, or nested in 8 bits.
+/// The NF4 codebook of QLoRA with one scale per group of channels of a token; tokens are packed
+/// once they have been attended to. bitsandbytes stores scales in f32, or nested in 8 bits.
 class Nf4 final : public PlannedQuantizer {
  public:
   Nf4(const OptionValues& options, const PolicyContext& context) {

@@ -6,22 +6,20 @@
 #include "kvcache/chance.h"
 #include "kvcache/quantizers/common.h"
 
-// VidKV: how many bits each channel of a key has, the spectrum of the narrow ones, ternary values,
-// and which visual rows are protected. The class's own comment says what follows the paper and what
-// departs from it.
+// VidKV: bits of each key channel, the spectrum of narrow channels, ternary values, protected
+// visual tokens. Departures from the paper are listed at the class.
 namespace kvlm::quantizers {
 
 namespace {
 
-/// Channels of a head that are coded alike.
 constexpr size_t kMaxHeadDim = 1024;
-/// Numbers that many times as large as the mean of their channel are outliers (M of section 4.2).
+/// Numbers so many times larger than their channel's mean are outliers (M of section 4.2).
 constexpr double kOutlier = 3;
 
-/// The real Fourier transform of n numbers as n x n matrices, in Hermitian packing
-/// [Re_0, Re_1 .. Re_floor(n/2), Im_1 .. Im_ceil(n/2)-1] (docs/formulas.md, "Spectrum"): that of
-/// keys, the one of queries that keeps dot products, and the inverse. n is at most head_dim, so a
-/// product with a table is quick, exact for any n, and the same on every device.
+/// The real Fourier transform of n numbers as n x n matrices, in Hermitian packing [Re_0, Re_1 ..
+/// Re_floor(n/2), Im_1 .. Im_ceil(n/2)-1] (docs/formulas.md, "Spectrum"). There are three: for
+/// keys, for queries such that dot products are kept, and the inverse. n is at most head_dim, so a
+/// table product is fast, exact for any n, and the same on every device.
 void add_hermitian(size_t n, KeyBasis& basis) {
   for (std::vector<float>& matrix : basis.matrix) matrix.resize(n * n);
   auto& [key, query, back] = basis.matrix;
@@ -29,7 +27,7 @@ void add_hermitian(size_t n, KeyBasis& basis) {
   for (size_t row = 0; row < n; ++row) {
     const bool imaginary = row >= real;
     const size_t k = imaginary ? row - real + 1 : row;
-    // Frequencies that stand for themselves and their mirror image count twice.
+    // Frequencies that also represent their mirror image count twice.
     const double count = k == 0 || 2 * k == n ? 1 : 2;
     for (size_t j = 0; j < n; ++j) {
       const double angle =
@@ -42,23 +40,22 @@ void add_hermitian(size_t n, KeyBasis& basis) {
   }
 }
 
-/// floor(head_dim * (bits - 1)) for bits written with up to four decimals, exactly.
+/// floor(head_dim * (bits - 1)), exact for bits with up to four decimals.
 int anomalous_channels(double bits, int head_dim) {
   const auto scaled = std::llround((bits - 1) * 10000);
   const auto channels = static_cast<int>(scaled * head_dim / 10000);
   return scaled > 0 && channels == 0 ? std::min(32, head_dim) : channels;
 }
 
-/// Keys with the widest channels at 2 bits and the signs of the spectrum of the others at 1 bit;
-/// values ternary per channel, those of protected visual rows at 2 bits. Source: VidKV sections
-/// 4.2-4.3, eqs. 4-7, algs. 1-3 (docs/formulas.md, "VidKV"). Departures: spectra in Hermitian
-/// packing, so that a 1-bit channel takes 1 bit (the published code stores 4); signs stand for +S
-/// and -S (onebit=sym; the paper's S and 0 halve every amplitude); ternary values are scaled
-/// (scale=mean; the code forgets to); a flush packs new rows only (flush=append; packing again
-/// destroys signs). Ablations of the paper: criterion= (table 1), value_axis=token (table 1),
-/// protect_by=random (table 3), value_bits=1 (table 6), fft=alg3 (algorithm 3). Outliers are
-/// counted by magnitude, where the paper prints K_i > M mean(K), which in a channel about 0 is half
-/// of all numbers.
+/// Keys: the widest channels at 2 bits, the signs of the spectrum of the others at 1 bit. Values:
+/// ternary per channel, those of protected visual tokens at 2 bits. Source: VidKV sections 4.2-4.3,
+/// eqs. 4-7, algs. 1-3 (docs/formulas.md, "VidKV"). Departures: spectra in Hermitian packing, so
+/// that a 1-bit channel takes 1 bit (the published code stores 4). Signs mean +S and -S
+/// (onebit=sym; the paper's S and 0 halve every amplitude). Ternary values are scaled (scale=mean;
+/// the code forgets to). A flush packs new tokens only (flush=append; repacking destroys signs).
+/// Outliers are counted by magnitude: the paper prints K_i > M mean(K), which holds for half of the
+/// numbers in a channel around 0. Ablations of the paper: criterion= (table 1), value_axis=token
+/// (table 1), protect_by=random (table 3), value_bits=1 (table 6), fft=alg3 (algorithm 3).
 class VidKv final : public PlannedQuantizer {
  public:
   VidKv(const OptionValues& options, const PolicyContext& context)
@@ -125,7 +122,7 @@ class VidKv final : public PlannedQuantizer {
   }
 
  private:
-  /// By what channels are judged hard to quantize (section 4.2).
+  /// Measures of how hard a channel is to quantize (section 4.2).
   enum class Criterion : uint8_t { kRange, kVariance, kOutliers };
   using ChannelNumbers = std::array<double, kMaxHeadDim>;
 
@@ -137,7 +134,7 @@ class VidKv final : public PlannedQuantizer {
   Packing value_packing(const OptionValues& options, int group) const;
 
   int dim_;
-  int anomalous_;  // channels at 2 bits
+  int anomalous_;  // channels with 2 bits
   bool fft_;
   Criterion criterion_;
   bool mask_per_head_;
@@ -151,8 +148,8 @@ class VidKv final : public PlannedQuantizer {
   std::vector<Packing> protected_;  // (1,) or none
 };
 
-/// Whether the narrow channels are coded as a spectrum. Algorithm 3 does so where half or three
-/// quarters of the channels have 2 bits.
+/// Whether narrow channels are coded as a spectrum. Algorithm 3 does so if half or three quarters
+/// of the channels have 2 bits.
 bool VidKv::has_spectrum(const OptionValues& options) {
   if (options.text("fft") != "alg3") return options.text("fft") != "off";
   const double wide = options.real("key_bits") - 1;
@@ -232,8 +229,8 @@ Packing VidKv::value_packing(const OptionValues& options, int group) const {
   return packing;
 }
 
-/// The hardest channels come first, both kinds in ascending order. No allocation: a flush that
-/// packs everything again learns anew in decode.
+/// Puts the hardest channels first, both kinds in ascending order. Does not allocate, because a
+/// flush that repacks learns in decode.
 void VidKv::order_channels(const ChannelNumbers& hardness, HeadFacts& head) const {
   std::vector<uint16_t>& channels = head.key_channels;
   channels.resize(static_cast<size_t>(dim_));
@@ -245,12 +242,12 @@ void VidKv::order_channels(const ChannelNumbers& hardness, HeadFacts& head) cons
   std::sort(channels.begin() + anomalous_, channels.end());
 }
 
-/// Hard are the channels with the widest range over all rows, and over all heads unless each has
-/// its own mask (docs/formulas.md, "Mixed channels").
+/// Hard channels are those with the widest range over all tokens, and over all heads unless each
+/// has its own mask (docs/formulas.md, "Mixed channels").
 void VidKv::learn(std::span<const float> low, std::span<const float> high,
                   std::span<HeadFacts> facts) const {
   const auto dim = static_cast<size_t>(dim_);
-  const auto order = [&](size_t first_head, size_t heads, HeadFacts& lane) {
+  const auto order = [&](size_t first_head, size_t heads, HeadFacts& found) {
     ChannelNumbers range;
     for (size_t d = 0; d < dim; ++d) {
       float least = low[first_head * dim + d];
@@ -261,14 +258,14 @@ void VidKv::learn(std::span<const float> low, std::span<const float> high,
       }
       range[d] = static_cast<double>(most) - static_cast<double>(least);
     }
-    order_channels(range, lane);
+    order_channels(range, found);
   };
   if (mask_per_head_) {
     for (size_t head = 0; head < facts.size(); ++head) order(head, 1, facts[head]);
     return;
   }
   order(0, facts.size(), facts[0]);
-  for (HeadFacts& lane : facts.subspan(1)) lane.key_channels = facts[0].key_channels;
+  for (HeadFacts& found : facts.subspan(1)) found.key_channels = facts[0].key_channels;
 }
 
 void VidKv::learn_rows(std::span<const float* const> keys, int rows,
@@ -283,12 +280,12 @@ void VidKv::learn_rows(std::span<const float* const> keys, int rows,
   for (HeadFacts& head : facts.subspan(1)) head.key_channels = facts[0].key_channels;
 }
 
-/// (head_dim,) the variance of each channel, or how many of its numbers are beyond kOutlier times
-/// their mean magnitude (section 4.2, M = 3).
+/// (head_dim,) the variance of each channel, or how many of its numbers exceed kOutlier times their
+/// mean magnitude (section 4.2, M = 3).
 VidKv::ChannelNumbers VidKv::hardness(std::span<const float* const> keys, int rows) const {
   const auto dim = static_cast<size_t>(dim_);
   const double count = static_cast<double>(rows) * static_cast<double>(keys.size());
-  // Adds one number for each element to those of its channel.
+  // Sums number(x, channel) by channel.
   const auto sum = [&](const auto& number) {
     ChannelNumbers sums{};
     for (const float* head : keys) {
@@ -309,8 +306,8 @@ VidKv::ChannelNumbers VidKv::hardness(std::span<const float* const> keys, int ro
   return sum([&](double x, size_t d) { return std::abs(x) > kOutlier * sums[d] / count ? 1 : 0; });
 }
 
-/// Mean dot product of each visual row with the text rows after the last picture
-/// (docs/formulas.md, "Protected tokens"), or a number drawn for each (protect_by=random).
+/// Mean dot product of each visual token with the text tokens after the last image
+/// (docs/formulas.md, "Protected tokens"), or a random number (protect_by=random).
 std::vector<float> VidKv::protection_scores(ConstTensorView embeddings,
                                             std::span<const int16_t> modality) const {
   const auto rows = modality.size();
@@ -350,7 +347,7 @@ std::vector<int32_t> VidKv::protect(std::span<const float> scores,
   }
   const auto count = static_cast<int>(visual.size());
   int chosen = static_cast<int>(std::lround(protect_ * count));
-  // The published code rounds down to whole groups of 32, and later drops one of them.
+  // The published code rounds down to whole groups of 32, and later loses one of them.
   if (official_protection_) {
     chosen = std::min(count, std::max(32, static_cast<int>(protect_ * count) / 32 * 32));
   }

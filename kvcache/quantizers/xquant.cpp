@@ -1,5 +1,5 @@
-// XQuant: moved end levels, and which layers share codes. The class's own comment says what follows
-// the paper and what departs from it.
+// XQuant: moved end levels, and layers that share codes. Departures from the paper are listed at
+// the class.
 #include <algorithm>
 
 #include "kvcache/quantizers/common.h"
@@ -8,17 +8,17 @@ namespace kvlm::quantizers {
 
 namespace {
 
-/// A threshold published for 32 layers, for another number of them: the nearest even layer, ties
-/// upward (docs/formulas.md, "XQuant").
+/// Scales a threshold published for 32 layers to another number of layers: the nearest even layer,
+/// ties upward (docs/formulas.md, "XQuant").
 int scaled(int threshold, int layers) {
   return 2 * static_cast<int>((2 * threshold * layers + 64) / 128);
 }
 
-/// KIVI's layout with end levels moved inwards (eta) and groups of layers that share codes: by
-/// default an odd layer stores scales alone and reads the codes of the layer before. Source: XQuant
+/// KIVI's layout with end levels moved inwards (eta) and groups of layers that share codes. By
+/// default an odd layer stores only scales and reads the codes of the layer before. Source: XQuant
 /// sections 3.2-3.3 and 4.3, eqs. 4-13, algs. 1-2, table 5 (docs/formulas.md, "XQuant").
-/// Departures: none by default; its algorithms mix up some thresholds, which its code does not.
-/// Codes of two layers are never averaged (its section 3.3.3; docs/formulas.md, "Not built").
+/// Departures: none by default. Its algorithms mix up some thresholds; its code does not. Codes of
+/// two layers are never averaged (its section 3.3.3; docs/formulas.md, "Not built").
 class XQuant final : public PlannedQuantizer {
  public:
   XQuant(const OptionValues& options, const PolicyContext& context) {
@@ -84,10 +84,10 @@ class XQuant final : public PlannedQuantizer {
 
  private:
   int first_of(int layer) const noexcept { return layer - layer % group_; }
-  /// Layers from `from` on share, but for the first of a group.
+  /// Layers from `from` on share codes, except the first of a group.
   bool shares(int layer, int from) const noexcept { return layer >= from && layer % group_ != 0; }
-  /// The layer that makes the codes of `layer`: the dominant one of its group, where that shares
-  /// too, else the first.
+  /// The layer that makes the codes of `layer`: its group's dominant one if that shares too, else
+  /// the first.
   int writer(int layer, int from, int layers) const noexcept {
     const int first = first_of(layer);
     const int dominant = first + dominant_;
@@ -96,7 +96,7 @@ class XQuant final : public PlannedQuantizer {
     return has_dominant ? dominant : first;
   }
 
-  /// Layers that share codes have as many bits.
+  /// Throws if layers that share codes have different bits.
   void check_groups(const char* bits_key, int bits, const char* share_key, int share,
                     int layers) const {
     const int first = first_of(bits);
@@ -109,8 +109,8 @@ class XQuant final : public PlannedQuantizer {
     }
   }
 
-  int group_ = 2;     // layers that share codes
-  int dominant_ = 0;  // which of them makes them
+  int group_ = 2;     // layers per group
+  int dominant_ = 0;  // index in the group of the layer that makes the codes
   ShareMap share_;
 };
 

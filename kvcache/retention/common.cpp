@@ -15,9 +15,9 @@ namespace kvlm::retention {
 
 namespace {
 
-/// Forgives the rounding of a product of two numbers where a whole one was meant.
+/// Tolerance of a product of two numbers that should be an integer.
 constexpr double kSlack = 1e-9;
-/// The same for a comparison with a budget, as docs/formulas.md, "Eviction", states it.
+/// Tolerance of a comparison with a budget, as in docs/formulas.md, "Eviction".
 constexpr double kBudgetSlack = 1e-6;
 
 std::vector<double> summed(const PromptView& prompt, const Unit& unit, int kv_head, Score score) {
@@ -40,7 +40,7 @@ std::vector<double> summed(const PromptView& prompt, const Unit& unit, int kv_he
   return normalised(sum);
 }
 
-/// Scores of a mean magnitude of 1, unless all are 0; what is not finite becomes the least.
+/// Scores scaled to a mean magnitude of 1, unless all are 0. Non-finite scores become the least.
 std::vector<double> comparable(std::span<const double> scores) {
   std::vector<double> result(scores.begin(), scores.end());
   double least = std::numeric_limits<double>::infinity();
@@ -58,7 +58,7 @@ std::vector<double> comparable(std::span<const double> scores) {
   return result;
 }
 
-/// Rows that a layer may hold after step t.
+/// The budget of a layer after step t.
 double budget_at(int kept, double forget, int prompt_rows, int step) noexcept {
   return std::max(static_cast<double>(kept),
                   static_cast<double>(prompt_rows + step) * (1 - forget));
@@ -104,9 +104,10 @@ std::vector<int32_t> keep_best(std::span<const double> scores, int kept, int sin
     std::vector<double> parted(others.begin(), others.end());
     const auto least = parted.begin() + (best - 1);
     std::nth_element(parted.begin(), least, parted.end(), std::greater<>());
-    // All above the least score that stays, and the first of those that equal it.
+    // Keep all above the least kept score, and the first of those equal to it.
     auto equal = 1 + std::count(parted.begin(), least, *least);
-    // Without branches, which nobody could predict: each is written, and counts if it stays.
+    // Branch-free, since branches would be unpredictable: writes each index, advances if it is
+    // kept.
     auto at = slots.size();
     slots.resize(at + others.size());
     for (size_t j = 0; j < others.size(); ++j) {
@@ -258,7 +259,7 @@ PlaceEviction PlaceEviction::from(const OptionValues& options, const PolicyConte
   if (name == "none") eviction.rule = Rule::kNone;
   if (name == "sliding") eviction.rule = Rule::kSliding;
   if (name == "step") eviction.rule = Rule::kStep;
-  // With a quantizer, so that what was packed stays (docs/formulas.md, "Windows").
+  // With a quantizer, so that packed tokens stay (docs/formulas.md, "Windows").
   if (name == "window" || (name == "auto" && context.with_quantizer)) {
     eviction.rule = Rule::kWindow;
   } else if (name == "score" || name == "auto") {
@@ -279,10 +280,10 @@ int PlaceEviction::evict(const DecodeView& view) const noexcept {
   if (scored()) return spared(view);
   int index = (rule == Rule::kSliding ? view.rows : view.kept) - distance;
   if (index < 1) index = view.kept / 2;
-  return std::min(std::max(index, ends.sinks), view.rows - 2);  // the newest row stays
+  return std::min(std::max(index, ends.sinks), view.rows - 2);  // the newest token stays
 }
 
-/// The sinks, the end of the prompt and the newest slot are spared.
+/// Spares sinks, the end of the prompt and the newest slot.
 LeastWeight PlaceEviction::least_of(const DecodeView& view) const noexcept {
   const int tail = view.scored - std::min(ends.tail(view.kept), view.scored);
   return {ends.sinks, tail, view.scored, /*recent=*/1};
@@ -291,17 +292,17 @@ LeastWeight PlaceEviction::least_of(const DecodeView& view) const noexcept {
 std::optional<LeastWeight> PlaceEviction::least_weight(const DecodeView& view) const noexcept {
   LeastWeight least = least_of(view);
   if (rule == Rule::kScore) {
-    least.spared_end = std::numeric_limits<int>::max();  // rows that have no score stay
+    least.spared_end = std::numeric_limits<int>::max();  // tokens without a score stay
     return least.spared > least.first ? std::optional(least) : std::nullopt;
   }
   if (rule != Rule::kStep) return std::nullopt;
   for (int slot = 0; slot < view.rows; ++slot) {
     if (least.may_drop(slot, view.rows)) return least;
   }
-  return std::nullopt;  // spared() goes by place
+  return std::nullopt;  // spared() chooses by index
 }
 
-/// The slot that goes where both ends of the prompt are spared.
+/// The slot to evict if both ends of the prompt are spared.
 int PlaceEviction::spared(const DecodeView& view) const noexcept {
   const LeastWeight of = least_of(view);
   const int tail = of.spared;
@@ -313,7 +314,7 @@ int PlaceEviction::spared(const DecodeView& view) const noexcept {
   int index = std::max(view.rows - distance, ends.sinks);
   if (index >= tail && index < view.scored) index = view.scored;
   if (index <= view.rows - 2) return index;
-  // Nothing generated is that old: a row of the prompt goes, as the newest row stays.
+  // No generated token is that old, so evict a prompt token; the newest token stays.
   return tail > ends.sinks ? tail - 1 : std::min(ends.sinks, view.rows - 2);
 }
 
@@ -323,7 +324,7 @@ int PlaceEviction::peak_rows(int kept, double forget, int prompt_rows,
   const int steps = max_rows - prompt_rows;
   if (rule == Rule::kNone || steps <= 0) return growing;
   if (rule == Rule::kStep) return kept + 1;
-  // A step leaves fewer than budget + 1 rows; the next one adds one before it drops one.
+  // A step leaves fewer than budget + 1 tokens; the next one adds a token before it evicts one.
   const double budget = budget_at(kept, forget, prompt_rows, steps - 1);
   return std::min(growing, static_cast<int>(std::ceil(budget)) + 1);
 }
@@ -335,7 +336,7 @@ int64_t PlaceEviction::peak_rows_total(int64_t total, int layers, int prompt_row
   if (rule == Rule::kNone || steps == 0) return growing;
   if (rule == Rule::kStep) return total + layers;
   const double budgets = static_cast<double>(total) * (prompt_rows + steps - 1) / prompt_rows;
-  // Rounding a budget up adds less than a row to each layer, the newest row adds another.
+  // Rounding up adds less than a token per layer, the newest token another.
   return std::min(growing,
                   static_cast<int64_t>(std::floor(budgets + kBudgetSlack)) + 2 * int64_t{layers});
 }

@@ -9,94 +9,92 @@
 #include "kvcache/retention.h"
 #include "kvcache/spec/policy.h"
 
-// What retention rules share: ranking, tied layers, eviction in decode, option rows.
+// Shared by retention rules: ranking, tied layers, eviction in decode, option tables.
 namespace kvlm::retention {
 
 // ----------------------------------------------------------------------------------------- scores
 
-/// Scores that sum to 1. Those that are negative or not finite count as 0; if all do, all are
+/// Scores that sum to 1. Negative and non-finite scores count as 0; if no score is left, all are
 /// equal.
 std::vector<double> normalised(std::span<const double> scores);
 
 /// Mean over kv_heads: (kv_heads, n) to (n,).
 std::vector<double> head_mean(std::span<const double> scores, int kv_heads);
 
-/// The `kept` rows that stay, ascending: the first `sinks`, the last `last` and the best others,
-/// ties by the smaller index (docs/formulas.md, "Ranking"); scores are finite. Where protected
-/// rows alone exceed `kept`, the newest go first to safety.
+/// The `kept` tokens that stay, ascending: the first `sinks`, the last `last` and the best others,
+/// ties to the smaller index (docs/formulas.md, "Ranking"). Scores must be finite. If sinks and
+/// last alone exceed `kept`, the newest have priority.
 std::vector<int32_t> keep_best(std::span<const double> scores, int kept, int sinks, int last);
 
-/// The ends of a prompt, which stay whatever their scores: inside the budget, never on top of it.
+/// Sinks and last tokens of a prompt, which stay whatever their scores. They count in the budget.
 struct Ends {
-  int sinks = 0;  ///< first rows
-  int last = 1;   ///< last rows: see tail()
+  int sinks = 0;  ///< first tokens
+  int last = 1;   ///< last tokens: see tail()
 
   /// From the options sinks and last.
   static Ends from(const OptionValues& options);
 
-  /// Rows of the tail where `kept` rows stay: at most half, so that the others have a share, and in
-  /// no sink's place.
+  /// Last tokens that stay if `kept` tokens stay: at most half, so that others get a share, and not
+  /// in place of sinks.
   int tail(int kept) const noexcept {
     return std::clamp(std::min(kept / 2, kept - sinks), 1, last);
   }
-  /// No layer keeps fewer rows, if it has them: the sinks, the last row and one by its score.
+  /// Minimum per layer, if it has as many: the sinks, the last token and one by score.
   int least() const noexcept { return sinks + 2; }
-  /// Rows of the sinks and the last row alone: the least of rules that were published without
-  /// sinks.
+  /// Sinks and the last token: the minimum of rules that were published without sinks.
   int alone() const noexcept { return sinks + 1; }
 };
 
 /// 0..n-1.
 std::vector<int32_t> all_rows(int n);
 
-/// Averages over `kernel` neighbours, an odd number; beyond the ends lie zeros, and the divisor is
-/// always `kernel` (SnapKV).
+/// Moving average over `kernel` neighbours, an odd number, with zeros beyond the ends; the divisor
+/// is always `kernel` (SnapKV).
 std::vector<double> pooled(std::span<const double> scores, int kernel);
 
 // ---------------------------------------------------------------------------------------- budgets
 
-/// r * n to the nearest integer, ties to even.
+/// keep * n to the nearest integer, ties to even.
 int rounded_rows(double keep, int n) noexcept;
-/// r * n rounded down, forgiving the error of its product: 0.29 * 100 is 29.
+/// keep * n rounded down, tolerating rounding errors: 0.29 * 100 is 29.
 int floored_rows(double keep, int n) noexcept;
-/// The budget of all layers: r * layers * n to the nearest integer.
+/// The budget of all layers: keep * layers * n to the nearest integer.
 int64_t total_rows(double keep, int layers, int n) noexcept;
 
 // ------------------------------------------------------------------------------------------ units
 
-/// The layers that a call of select() is about: entries of prompt.importance, each with the layers
-/// that share its selection. One entry for prompt.layer alone, else one for every layer or pair, by
-/// their first layer.
+/// Layers that share one selection, with their entries in prompt.importance. select() for
+/// prompt.layer has one unit; otherwise there is one per layer or pair, in order of first layers.
 struct Unit {
-  std::vector<int> layers;  ///< numbers of the decoder's layers
-  std::vector<int> rows;    ///< where they are in prompt.importance and prompt.sparsity
+  std::vector<int> layers;  ///< layer numbers of the decoder
+  std::vector<int> rows;    ///< indices in prompt.importance and prompt.sparsity
   int size() const noexcept { return static_cast<int>(layers.size()); }
 };
 std::vector<Unit> units_of(const PromptView& prompt, std::span<const int> pairs);
 
-/// How attention summed over all rows of a prompt becomes a score.
+/// How attention summed over all queries of a prompt becomes a score.
 enum class Score : uint8_t {
-  kSums,   ///< as it is, which favours early rows: more rows can look at them
-  kMeans,  ///< divided by the rows that can look
+  kSums,   ///< unchanged, which favours early tokens: more queries see them
+  kMeans,  ///< divided by the number of queries that see the token
 };
 
 /// (n,) scores of a unit: each layer's mean over kv_heads, normalised to sum 1, summed over the
 /// unit's layers and normalised again (docs/formulas.md, "Scores").
 std::vector<double> unit_scores(const PromptView& prompt, const Unit& unit,
                                 Score score = Score::kSums);
-/// The same of one kv_head.
+/// The same for one kv_head.
 std::vector<double> unit_scores(const PromptView& prompt, const Unit& unit, int kv_head);
 
-/// (n,) of a unit, from PromptView.row_scores, for one kv_head or, with -1, the mean over all: each
-/// list divided by its mean magnitude, so that heads and layers count alike, and averaged. An entry
-/// that is not finite counts as the least of its list.
+/// (n,) scores of a unit from PromptView.row_scores, for one kv_head or, with -1, the mean over
+/// all. Each list is divided by its mean magnitude, so that heads and layers have equal weight,
+/// then averaged. A non-finite entry counts as the least of its list.
 std::vector<double> unit_row_scores(const PromptView& prompt, const Unit& unit, int kv_head);
 
-/// A selection for every layer that was asked for, from one for every unit.
+/// Expands one selection per unit to one per requested layer.
 std::vector<LayerSelection> by_layer(const PromptView& prompt, std::span<const Unit> units,
                                      std::vector<LayerSelection> selections);
 
-/// The same, where choose(unit) selects for a unit.
+/// The same, with selections from choose(unit).
 template <class Choose>
 std::vector<LayerSelection> for_units(const PromptView& prompt, std::span<const int> pairs,
                                       const Choose& choose) {
@@ -106,39 +104,40 @@ std::vector<LayerSelection> for_units(const PromptView& prompt, std::span<const 
   return by_layer(prompt, units, std::move(selections));
 }
 
-/// Everything stays, in every layer that was asked for.
+/// Keeps all tokens in every requested layer.
 std::vector<LayerSelection> keep_everything(const PromptView& prompt, bool per_head = false);
 
 // ----------------------------------------------------------------------------------------- decode
 
-/// Most rows of a layer that drops nothing in decode.
+/// Most tokens of a layer that evicts nothing in decode.
 int growing_peak(int kept, int prompt_rows, int max_rows) noexcept;
 
-/// Eviction to a budget (docs/formulas.md, "Eviction"): after step t a layer of n rows holds n -
-/// max(kept, (N + t)(1 - forget)) rows too many; if that is at least 1, exactly one goes.
-/// Departure: never below the rows kept when the prompt ended (clamped budgets would shrink again),
-/// and never a sink, which the fallback of a layer with few rows could hit [S].
+/// Eviction to a budget (docs/formulas.md, "Eviction"). After step t a layer of n tokens has n -
+/// max(kept, (N + t)(1 - forget)) tokens too many; if that is at least 1, exactly one is evicted.
+/// Departure: a layer never shrinks below the tokens kept at the prompt's end (clamped budgets
+/// would shrink again). Sinks are never evicted; the fallback of a layer with few tokens could do
+/// so [S].
 ///
-/// Which one, is the rule's. Published rules go by place alone; so they drop the end of the prompt,
-/// the question, among the first. Ours spare both ends of the prompt (docs/formulas.md,
+/// The rule chooses the token. Published rules use its index alone, and so evict the end of the
+/// prompt, the question, among the first. Ours spare both ends of the prompt (docs/formulas.md,
 /// "Eviction").
 struct PlaceEviction {
   enum class Rule : uint8_t {
     kNone,
-    kScore,       ///< the prompt's row of least score, then as kWindow
-    kWindow,      ///< the oldest of the newest `distance` rows
+    kScore,       ///< the prompt token of least score; if none is left, as kWindow
+    kWindow,      ///< the oldest of the newest `distance` tokens
     kFixedIndex,  ///< index kept - distance: the published code
-    kSliding,     ///< index n - distance: the paper; distance to the newest row is constant
-    kStep,        ///< the least attention in this step; a layer never holds more than `kept` rows
+    kSliding,     ///< index n - distance: the paper; constant distance to the newest token
+    kStep,        ///< least attention in this step; at most `kept` tokens after it
   };
   Rule rule = Rule::kFixedIndex;
   int distance = 25;
   Ends ends;
 
-  /// From the options evict, distance and, where there are such, sinks and last.
+  /// From the options evict and distance, and sinks and last if the rule has them.
   static PlaceEviction from(const OptionValues& options, const PolicyContext& context);
 
-  /// Selections must have scores.
+  /// The rule uses the prompt's scores, so selections must have them.
   bool scored() const noexcept {
     return rule == Rule::kScore || rule == Rule::kWindow || rule == Rule::kStep;
   }
@@ -147,7 +146,7 @@ struct PlaceEviction {
   /// Retention::least_weight().
   std::optional<LeastWeight> least_weight(const DecodeView& view) const noexcept;
   int peak_rows(int kept, double forget, int prompt_rows, int max_rows) const noexcept;
-  /// Upper bound over all splits of `total` kept rows over layers that forget 1 - kept / N each.
+  /// Upper bound for any division of `total` kept tokens over layers that forget 1 - kept / N each.
   int64_t peak_rows_total(int64_t total, int layers, int prompt_rows, int max_rows) const noexcept;
 
  private:
@@ -173,7 +172,7 @@ inline constexpr OptionInfo kSinks{.key = "sinks",
                                    .help =
                                        "first tokens of the prompt (attention sinks), which are "
                                        "always kept, also where keep is less"};
-/// sinks= of a rule that was published without.
+/// sinks= of a rule that was published without sinks.
 inline constexpr OptionInfo kOurSinks{.key = "sinks",
                                       .type = OptionInfo::Type::kInteger,
                                       .low = 0,
@@ -252,16 +251,16 @@ Score score_from(const OptionValues& options);
 /// The value of kKernel; throws Error{kInvalidArgument} if it is even.
 int kernel_from(const OptionValues& options);
 
-/// The registry's way of making a rule of type R.
+/// Factory of a rule of type R, for the registry.
 template <class R>
 std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
   return std::make_unique<R>(options, context);
 }
 
-/// Rules that may do nothing at all: keep=1.
+/// With keep=1 a rule does nothing.
 inline bool keeps_everything(double keep) noexcept { return keep >= 1; }
 
-/// A rule whose decode is PlaceEviction, with one set of rows for all kv_heads.
+/// A rule with PlaceEviction in decode, and one set of tokens for all kv_heads.
 class PlacedRule : public Retention {
  public:
   PlacedRule(double keep, const PlaceEviction& eviction) : keep_(keep), eviction_(eviction) {}
@@ -283,8 +282,8 @@ class PlacedRule : public Retention {
 
  protected:
   bool identity() const noexcept { return keeps_everything(keep_); }
-  /// Adds the rows that a kv_head, or all of them, keep: both ends of the prompt, of which the tail
-  /// has at least `tail` rows, and those of the best scores.
+  /// Adds the tokens that one kv_head, or all of them, keep: both ends of the prompt (at least
+  /// `tail` last tokens), and those of the best scores.
   void add_best(LayerSelection& selection, std::span<const double> scores, int kept,
                 int tail = 1) const;
   double keep() const noexcept { return keep_; }

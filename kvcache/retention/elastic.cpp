@@ -29,26 +29,26 @@ constexpr std::array kOptions = {
     kDistance,
 };
 
-/// Elastic Cache: the most attended rows are anchors, equally many in every layer, and every other
-/// row is averaged, key and value, into the anchor that is nearest by position (docs/formulas.md,
-/// "Merging"); decode evicts to the budget (docs/formulas.md, "Eviction").
+/// Elastic Cache: the most attended tokens are anchors, equally many in every layer. Every other
+/// token is averaged, key and value, into the anchor nearest by position (docs/formulas.md,
+/// "Merging"). Decode evicts to the budget (docs/formulas.md, "Eviction").
 ///
 /// Source: Liu et al. 2024, "Efficient Inference of Vision Instruction-Following Models with
 /// Elastic Cache", ECCV (arXiv 2407.18121), from descriptions of it; its published code,
 /// liuzuyan/ElasticCache [C]; docs/formulas.md, "Elastic". From the code, under profile=official:
-/// the score, a layer's attention summed over all rows and averaged over its heads; one sink and
-/// the last row kept, which no row is averaged into; means of an anchor and its rows, keys and
-/// values alike; in decode the row at a fixed place, 25 before the end of what the prompt left
-/// ("fixed-point elimination"), when (N + t) r rows are exceeded. Departures:
-///   - the code keeps the rows whose place in the order of scores holds a large number: it compares
-///     the permutation that sorts, not the ranks. And it averages the row before each dropped one,
-///     as it forgets to add the number of sinks. Both are taken for slips: here the best scores
-///     stay, and the rows that go are averaged.
-///   - round(r N) rows stay, at least sinks + 2 [S]; there ceil(r N) - 1, by the same comparison.
-///   - by default scores are means over the rows that can look, 16 last rows stay, sinks and last
-///     rows are anchors too, and decode drops the prompt's least row.
-/// Not stated, so far as descriptions go; chosen as in the code: which kept rows are anchors, what
-/// the offset counts from.
+/// the score, a layer's attention summed over all queries and averaged over its heads. One sink and
+/// the last token are kept, and nothing is averaged into them. Keys and values are averaged alike.
+/// Decode evicts a fixed index, 25 before the end of the kept prompt ("fixed-point elimination"),
+/// when (N + t) r tokens are exceeded. Departures:
+///   - the code keeps tokens whose index in the order of scores holds a large number: it compares
+///     the sorting permutation instead of ranks. It also averages the token before each dropped
+///     one, as it forgets to add the number of sinks. We take both for bugs: here the best scores
+///     stay, and the dropped tokens are averaged.
+///   - round(r N) tokens stay, at least sinks + 2 [S]; there ceil(r N) - 1, by the same comparison.
+///   - by default scores are divided by the number of queries that see the token, 16 last tokens
+///     stay, sinks and last tokens are anchors too, and decode evicts the prompt's least token.
+/// The descriptions do not state which kept tokens are anchors or what the offset counts from; both
+/// are as in the code.
 class Elastic final : public Uniform {
  public:
   Elastic(double keep, Score score, bool inner_anchors, const PlaceEviction& eviction)

@@ -47,18 +47,18 @@ constexpr std::array kOptions = {
     kDistance,
 };
 
-/// Keeps the rows that queries to come can be expected to look at, if those are normally
-/// distributed as the prompt's own were: the expected exponential of a score has a closed form in
+/// Keeps the tokens that future queries are expected to attend to, if these are normally
+/// distributed as the prompt's own: then the expected exponential of a score has a closed form in
 /// the mean and the covariance of the queries (kernels/expected_attention.h). It is averaged over
-/// the query heads of a kv_head and multiplied by the norm of the row's value. floor(r N) rows per
-/// kv_head; see ScoredRule.
+/// the query heads of a kv_head and multiplied by the norm of the token's value. Keeps floor(r N)
+/// tokens per kv_head; see ScoredRule.
 ///
-/// Statistics are of queries before RoPE. The cache is given them after RoPE and turns each back by
-/// the position of its row, which is the row's index [S]; that is exact up to rounding. Where
-/// positions are not one number (M-RoPE) queries are taken as they stand: averaged over the
-/// positions of the prompt instead of those behind it [S]. Departures: the prompt's last rows stay
-/// (last; profile=official: the last one). The paper's score has the norm of the value's projection
-/// to the residual stream [P]; kvpress has the value's own, and so have we.
+/// Statistics are of queries before RoPE. The cache gets them after RoPE and rotates each back by
+/// its position, the row's index [S]; that is exact up to rounding. If positions have several axes
+/// (M-RoPE), queries are used as they are: averaged over the prompt's positions instead of future
+/// ones [S]. Departures: the prompt's last tokens stay (last; profile=official: the last one). The
+/// paper's score has the norm of the value's projection to the residual stream [P]; kvpress uses
+/// the norm of the value, and so do we.
 ///
 /// Source: Devoto et al. 2025, "Expected Attention: KV Cache Compression by Estimating Attention
 /// from Future Queries Distribution" [P], as in NVIDIA/kvpress [K]; docs/formulas.md, "Expected

@@ -24,16 +24,16 @@ constexpr std::array kOptions = {
             "recent half and in prefill only (observed attention of kvpress); off: as published"},
 };
 
-/// Keeps the newest rows and, in equal number, the heavy hitters: those that got most attention
-/// over the prompt and every step since. Sets of rows are per kv_head, equally many.
+/// Keeps the newest tokens and, in equal number, the heavy hitters: those with most attention over
+/// the prompt and all steps since. Each kv_head has its own set, equally many.
 ///
-/// floor(r N) rows stay, the recent half rounded up, and as many in decode: after each step the row
-/// with the least attention that is not among the recent ones goes, ties the newest of them. That
-/// halves are equal, and that scores go on in decode, is [G].
+/// Keeps floor(r N) tokens, the recent half of them rounded up. Each decode step evicts the token
+/// with the least attention that is not recent; on ties the newest. Equal halves, and scores that
+/// continue in decode, follow [G].
 ///
-/// colmean=on is NVIDIA/kvpress's "observed attention" [K]: the mean over the rows that see a slot
-/// instead of the sum, no recent half, no eviction in decode. Departure: the prompt's last row
-/// stays here too, as every rule keeps it.
+/// colmean=on is NVIDIA/kvpress's "observed attention" [K]: the mean over the queries that see a
+/// slot instead of the sum, no recent half, no eviction in decode. Departure: the prompt's last
+/// token stays here too, as with every rule.
 ///
 /// Source: Zhang et al. 2023, "H2O: Heavy-Hitter Oracle" [G]; docs/formulas.md, "H2O".
 class H2o final : public Retention {

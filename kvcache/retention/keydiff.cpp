@@ -5,14 +5,14 @@ namespace kvlm::retention {
 
 namespace {
 
-/// Keeps the rows whose keys are least like the others: by their cosine to the mean of the
-/// normalised keys of their kv_head. Keys that point elsewhere than most tend to get attention.
-/// Neither queries nor weights are looked at. floor(r N) rows per kv_head; see ScoredRule.
+/// Keeps the tokens whose keys differ most from the others: by their cosine to the mean of the
+/// normalised keys of their kv_head. Keys in unusual directions tend to get attention. Uses neither
+/// queries nor weights. Keeps floor(r N) tokens per kv_head; see ScoredRule.
 ///
-/// Keys are taken as they are stored, after RoPE, as in the reference. Departures: sinks and last
-/// (profile=official: none but the prompt's last row, which every rule keeps). The paper reads a
-/// prompt block by block and brings the cache to its budget after each [P]; kvpress chooses once,
-/// when the prompt has ended, and so do we.
+/// Keys are those stored, after RoPE, as in the reference. Departures: sinks and last
+/// (profile=official: only the prompt's last token, which every rule keeps). The paper reads a
+/// prompt block by block and evicts to the budget after each [P]; kvpress selects once, at the end
+/// of the prompt, and so do we.
 ///
 /// Source: Park et al. 2025, "KeyDiff: Key Similarity-Based KV Cache Eviction" [P], as in
 /// NVIDIA/kvpress [K]; docs/formulas.md, "KeyDiff".

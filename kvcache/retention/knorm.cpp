@@ -5,12 +5,12 @@ namespace kvlm::retention {
 
 namespace {
 
-/// Keeps the rows whose keys are shortest: a key of small norm tends to get much attention. Neither
-/// queries nor weights are looked at. floor(r N) rows per kv_head; see ScoredRule.
+/// Keeps the tokens with the shortest keys: a key of small norm tends to get much attention. Uses
+/// neither queries nor weights. Keeps floor(r N) tokens per kv_head; see ScoredRule.
 ///
-/// Norms are those of keys as they are stored, after RoPE, which does not change them. Departures:
-/// sinks and last (profile=official: as in the reference, none but the prompt's last row, which
-/// every rule keeps). The paper leaves the first layers whole [G]; kvpress does not, nor do we.
+/// Norms are of the stored keys, after RoPE, which does not change them. Departures: sinks and last
+/// (profile=official: as in the reference, only the prompt's last token, which every rule keeps).
+/// The paper keeps the first layers whole [G]; kvpress and we do not.
 ///
 /// Source: Devoto et al. 2024, "A Simple and Effective L2 Norm-Based Strategy for KV Cache
 /// Compression", 3 [P], as in NVIDIA/kvpress [K]; docs/formulas.md, "Knorm".

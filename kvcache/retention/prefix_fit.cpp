@@ -17,7 +17,7 @@ constexpr int kBisectionSteps = 64;
 
 int rows_of(const LayerDemand& demand) { return static_cast<int>(demand.curve.size()) - 1; }
 
-/// The share that the rows beside the extra ones hold.
+/// The share of importance of `rows` tokens without the extra ones.
 double share(const LayerDemand& demand, int rows, int extra) {
   return demand.curve[static_cast<size_t>(std::clamp(rows - extra, 0, rows_of(demand)))];
 }
@@ -36,7 +36,7 @@ std::vector<int> rows_at(std::span<const LayerDemand> demands, double p, int ext
   return rows;
 }
 
-/// Takes rows from the layers with the largest share until the total is not exceeded.
+/// Removes tokens from the layers with the largest share until the total is not exceeded.
 void trim(std::span<const LayerDemand> demands, const FitRules& rules, std::vector<int>& rows) {
   const int least = std::min(rules.least, rows_of(demands.front()));
   int64_t sum = sum_of(demands, rows);
@@ -55,7 +55,7 @@ void trim(std::span<const LayerDemand> demands, const FitRules& rules, std::vect
   }
 }
 
-/// Adds rows to the layers with the smallest share as long as the total allows.
+/// Adds tokens to the layers with the smallest share while the total allows it.
 void fill(std::span<const LayerDemand> demands, const FitRules& rules, std::vector<int>& rows) {
   const int n = rows_of(demands.front());
   int64_t sum = sum_of(demands, rows);
@@ -78,14 +78,14 @@ void fill(std::span<const LayerDemand> demands, const FitRules& rules, std::vect
 
 std::vector<double> lorenz_curve(std::span<const double> scores) {
   std::vector<double> sorted = retention::normalised(scores);
-  // The GPU waits while a prompt's rows are chosen, a curve a layer: this sort takes a seventh of
-  // std::sort's time.
+  // The GPU waits for this selection, one curve per layer; this sort takes a seventh of std::sort's
+  // time.
   static thread_local const hwy::Sorter sort;
   sort(sorted.data(), sorted.size(), hwy::SortDescending());
   std::vector<double> curve(sorted.size() + 1, 0.0);
   std::partial_sum(sorted.begin(), sorted.end(), curve.begin() + 1);
-  for (double& p : curve) p = std::min(p, 1.0);  // rounding may not pass 1 ...
-  curve.back() = 1;                              // ... nor miss it
+  for (double& p : curve) p = std::min(p, 1.0);  // rounding must not exceed 1 ...
+  curve.back() = 1;                              // ... or miss it
   return curve;
 }
 
@@ -111,7 +111,7 @@ std::vector<int> fit_greedy(std::span<const LayerDemand> demands, const FitRules
     }
     rows = rows_at(demands, low, rules.extra);
   }
-  // First the exact split without clamps, then what clamps cost.
+  // First the exact division without clamps, then the clamps.
   repair(demands, {.total = rules.total, .least = 0, .extra = rules.extra}, rows);
   repair(demands, rules, rows);
   return rows;
@@ -147,7 +147,7 @@ std::vector<int> fit_rescale(std::span<const LayerDemand> demands, const FitRule
     const int64_t forget = forgotten == 0 ? 0 : (n - m) * wanted / forgotten;
     m = static_cast<int>(std::max(least, n - forget));
   }
-  // Only where the least rows are many: rounding alone stays below a row a layer.
+  // Only if the minimums are large: rounding alone adds less than a token per layer.
   trim(demands, {rules.total + layers, rules.least, rules.extra}, rows);
   return rows;
 }

@@ -64,28 +64,28 @@ enum class Fit : uint8_t { kGreedy, kRescale };
 struct Settings {
   double keep = 1;
   Score score = Score::kMeans;
-  std::vector<double> forget;  ///< (layers,) of the offline profile; empty: fitted online
+  std::vector<double> forget;  ///< (layers,) of the offline profile; empty: fit online
   Fit fit = Fit::kGreedy;
   bool protect_on_top = false;
   MergeRule merge = MergeRule::kNone;
   bool positions_from_layer0 = false;
 };
 
-/// Keeps in every layer the most attended rows, as few as hold a share p of its attention, with one
-/// p for all layers such that r of all rows stay.
+/// Keeps in every layer the most attended tokens, as few as have a share p of its attention, with
+/// one p for all layers such that r of all tokens stay.
 ///
-/// Budgets are fitted to each prompt (mode=online), or come from `vlm-kv profile`, which averages
-/// them over a few prompts, by way of --kv-profile (mode=profile): then a layer is compacted as
-/// soon as its own prompt has ended. mode=auto takes the profile if it is for this many layers and
-/// this keep, else fits. The last rows of the prompt stay, at most half of a layer's; the published
-/// rule, last=1, drops the question, to which the fewest rows attend. Decode evicts to the budget
+/// Budgets are fitted to each prompt (mode=online), or come from --kv-profile, where `vlm-kv
+/// profile` averaged them over a few prompts (mode=profile): then a layer is compacted at the end
+/// of its own prompt. mode=auto uses the profile if it is for this many layers and this keep, else
+/// fits. The last tokens of the prompt stay, at most half of a layer's. The published rule, last=1,
+/// drops the question, which the fewest tokens attend to. Decode evicts to the budget
 /// (docs/formulas.md, "Eviction") with the forget ratio of the profile, or 1 - m / N of the fit.
 ///
 /// Departures from the published code, each an option: the fit is exact (fit=rescale: within 5
-/// rows, then scaled; its search is cut at 64 steps because it need not end), protected rows are
+/// tokens, then scaled; its search stops at 64 steps because it need not end), protected tokens are
 /// inside the budget (protect=official), the position of a new token is the number of tokens fed
-/// (pos=layer0_len). At least sinks + 2 rows stay in every layer [S]; the code asserts.
-/// Merging is in the paper only (4.3, Table 12); that values follow the keys' assignment is [S].
+/// (pos=layer0_len). At least sinks + 2 tokens stay in every layer [S]; the code asserts. Merging
+/// is in the paper only (4.3, Table 12); that values follow the keys' assignment is [S].
 ///
 /// Source: Wang et al., "PrefixKV", 3.2-3.3, eq. 1, alg. 1 [P]; prefixkv.py [C];
 /// docs/formulas.md, "PrefixKV".
@@ -167,7 +167,7 @@ class PrefixKv final : public PlacedRule {
     return budgets;
   }
 
-  /// A bound that holds for tied layers too: what their mean keeps is at most the sum of both.
+  /// Holds for tied layers too: their mean keeps at most the sum of both.
   int64_t profiled_peak(int prompt_rows, int max_rows) const noexcept {
     const auto layers = static_cast<int64_t>(settings_.forget.size());
     const int steps = std::max(0, max_rows - prompt_rows);
@@ -177,8 +177,8 @@ class PrefixKv final : public PlacedRule {
     for (const double forget : settings_.forget) {
       rows += std::max<double>(ends().least(), tokens * (1 - forget));
     }
-    // Rounding adds at most half a row to what is kept and less than one to a budget; the newest
-    // row adds another.
+    // Rounding adds at most half a token to what is kept and less than one to a budget; the newest
+    // token adds another.
     const auto whole = static_cast<int64_t>(std::floor(rows + 1e-6));
     return whole + layers * (growing ? 1 + int64_t{steps} : 2);
   }
@@ -188,7 +188,7 @@ class PrefixKv final : public PlacedRule {
   Settings settings_;
 };
 
-/// The profile's forget ratios if the options ask for them and they fit.
+/// The profile's forget ratios, if the options ask for a profile and it fits.
 std::vector<double> profiled_forget(const OptionValues& options, const PolicyContext& context,
                                     double keep) {
   const std::string_view mode = options.text("mode");

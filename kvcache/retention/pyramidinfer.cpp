@@ -1,5 +1,5 @@
-// PyramidInfer: how many rows every layer keeps of a prompt, which of those that the layer before
-// has kept, and which row goes in decode.
+// PyramidInfer: how many prompt tokens each layer keeps, which of those that the layer before kept,
+// and which token decode evicts.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -66,36 +66,36 @@ constexpr std::array kOptions = {
                        "new token attends to least; none: no token of the prompt"},
 };
 
-/// Lets the last rows of the prompt choose, and keeps fewer rows in each layer than in the one
-/// before, always some of those.
+/// The last tokens of the prompt choose, and each layer keeps fewer tokens than the one before, a
+/// subset of those.
 ///
-/// The recent rows, 1 + floor(min(recent, r / 2) N) of them, stay. Their attention to the rows
-/// before, the context, is averaged over all heads and over them with weights on a line from 1 to
-/// `weight`; the best of what the layer before has kept stay, ties to the earlier, and the first
-/// `sinks`: one set for all heads. A layer's share of the context is the first one's times the
-/// `schedule`'s factors of the layers between, min(1, p s_l), with the p for which round(r L N)
-/// rows stay in all. At least `least` rows of the context stay in a layer, and sinks + 1 rows. In
-/// decode a layer stays at its size: the row goes that the new row looks at least, sinks and the
-/// newest rows, as many as were recent, spared.
+/// The recent tokens, 1 + floor(min(recent, r / 2) N) of them, stay. Their attention to the tokens
+/// before, the context, is averaged over all heads and over the recent tokens, with weights on a
+/// line from 1 to `weight`. Of the tokens that the layer before kept, the best stay, ties to the
+/// earlier, and the first `sinks`: one set for all heads. A layer's share of the context is the
+/// first one's times the `schedule`'s factors of the layers between, min(1, p s_l), with the p for
+/// which round(r L N) tokens stay in all. At least `least` tokens of the context stay in a layer,
+/// and sinks + 1 tokens. In decode a layer keeps its size: the token with least attention of the
+/// new token is evicted. Sinks and the newest tokens, as many as were recent, are spared.
 ///
 /// Source: Yang et al. 2024, "PyramidInfer", 3 and algorithm 1, from descriptions of it; its
 /// published code, mutonix/pyramidinfer [C], for everything in numbers: the README and
 /// modeling_llama_legacy.py. docs/formulas.md, "PyramidInfer". Departures:
-///   - every row of the prompt passes through every layer, so that a prompt is exact here and takes
-///     the memory of a prompt; there dropped rows are not computed in the layers behind, and
-///     observers attend only to what is left.
+///   - every token of the prompt passes through every layer, so a prompt is exact here and takes
+///     its full memory; there dropped tokens are not computed in later layers, and observers attend
+///     only to what is left.
 ///   - a layer's own attention chooses, as in algorithm 1; in the code that of the layer before.
-///   - keep says how much stays, and p follows; there p is 1, keep follows from the decay, lengths
-///     are rounded down layer by layer, and a layer is cut only if `least` rows remain.
-///   - of larger models the code cuts every second layer. Not built.
-///   - recent rows are at most half of what is kept [S]; there they exceed it at small budgets.
-///   - decode: algorithm 1 chooses again in every step by the recent rows' weighted attention, for
-///     which their weights would have to be kept; here the new row's attention decides, one row a
-///     step. The code, in its README and legacy file, leaves the prompt's tokens and thins
-///     generated tokens that have left the recent fifth, 16 at a time, more in deeper layers.
-///     evict=none is that for answers shorter than a quarter of the prompt, of which no token
-///     leaves it. The current file, modeling_llama_pyramidinfer.py, also thins the prompt's tokens
-///     in 14 to 15 of 32 layers at the first generated token. Not built.
+///   - keep sets how much stays, and p follows; there p is 1, keep follows from the decay, lengths
+///     are rounded down layer by layer, and a layer is cut only if `least` tokens remain.
+///   - for larger models the code cuts every second layer. Not built.
+///   - recent tokens are at most half of the kept ones [S]; there they exceed it at small budgets.
+///   - decode: algorithm 1 selects again in every step by the recent tokens' weighted attention,
+///     whose weights would have to be stored; here the new token's attention decides, one token per
+///     step. The code, in its README and legacy file, keeps the prompt's tokens and thins generated
+///     tokens that have left the recent fifth, 16 at a time, more in deeper layers. evict=none
+///     equals that for answers shorter than a quarter of the prompt, of which no token leaves it.
+///     The current file, modeling_llama_pyramidinfer.py, also thins the prompt's tokens in 14 to 15
+///     of 32 layers at the first generated token. Not built.
 class PyramidInfer final : public PlacedRule {
  public:
   struct Settings {
@@ -167,7 +167,7 @@ class PyramidInfer final : public PlacedRule {
  private:
   int recent(int n) const noexcept { return std::min(n, needs().last_of(n)); }
 
-  /// Scores of the rows that the layer before has kept; below all others, those of the others.
+  /// Scores of the tokens that the layer before kept; the others get the lowest score.
   static std::vector<double> of_alive(std::vector<double> scores, std::span<const int32_t> alive) {
     std::vector<double> left(scores.size(), -1);
     for (const int32_t row : alive) {
@@ -176,7 +176,7 @@ class PyramidInfer final : public PlacedRule {
     return left;
   }
 
-  /// s_l: what a layer keeps of the context beside the first one.
+  /// s_l: a layer's share of the context, relative to the first layer's.
   std::vector<double> shares(int layers) const {
     std::vector<double> share = {1};
     for (int l = 0; l + 1 < layers; ++l) {
@@ -187,15 +187,15 @@ class PyramidInfer final : public PlacedRule {
     return share;
   }
 
-  /// The fewest rows of the context, where layers keep `mean` of them on average: as many as asked
-  /// for, the sinks as far as there is room, and such that sinks and a recent row stay.
+  /// Minimum of the context if layers keep `mean` of it on average: `least`, the sinks if they fit,
+  /// and enough to keep the sinks and a recent token.
   int least_context(int mean, int recent) const noexcept {
     const int sinks = eviction().ends.sinks;
     return std::max({settings_.least, std::min(sinks, mean), sinks + 1 - recent, 0});
   }
 
-  /// min(all, p s_l all), at least `least`, of every layer, with the largest p for which they sum
-  /// to at most `total`.
+  /// min(all, p s_l all) of every layer, at least `least`, with the largest p for a sum of at most
+  /// `total`.
   std::vector<double> fitted(int layers, int all, int least, int64_t total) const {
     const std::vector<double> share = shares(layers);
     std::vector<double> rows(share.size());
@@ -215,7 +215,7 @@ class PyramidInfer final : public PlacedRule {
     return rows;
   }
 
-  /// Rows of the context that every layer keeps, none more than the one before.
+  /// Context tokens that each layer keeps, never more than the layer before.
   std::vector<int> context_rows(int layers, int n) const {
     const int all = n - recent(n);
     const int64_t total = total_rows(keep(), layers, n) - int64_t{layers} * recent(n);
@@ -246,7 +246,7 @@ std::unique_ptr<Retention> make_rule(const OptionValues& options, const PolicyCo
   settings.decay = options.real("decay");
   settings.least = options.integer("least");
   PlaceEviction eviction;
-  // A rule that keeps everything holds no layer at its size.
+  // With keep=1 no layer has a size to keep.
   const bool evicts = options.text("evict") == "step" && !keeps_everything(settings.keep);
   eviction.rule = evicts ? PlaceEviction::Rule::kStep : PlaceEviction::Rule::kNone;
   eviction.ends.sinks = options.integer("sinks");

@@ -32,11 +32,11 @@ constexpr std::array kOptions = {
 /// SnapKV's scores with budgets on a straight line over the layers, the first keeping most.
 ///
 /// c = r N on average, c / beta in the last layer and 2 c - c / beta in the first, moved together
-/// where that exceeds the slots before the window. Where the last layer would keep less than the
-/// window, every layer keeps c, as in the reference: at small budgets it is no pyramid at all.
-/// no_floor=on keeps the line and truncates the window to its newest rows [S]; equal budgets below
-/// the window are raised to it [S]. Nothing is evicted in decode unless asked for, as published
-/// in NVIDIA/kvpress; with it the forget ratio is 1 - m_l / N.
+/// if that exceeds the slots before the window. If the last layer would keep less than the window,
+/// every layer keeps c, as in the reference: at small budgets there is no pyramid. no_floor=on
+/// keeps the line and truncates the window to its newest tokens [S]; equal budgets below the window
+/// are raised to it [S]. As published in NVIDIA/kvpress, decode evicts only with evict=; the forget
+/// ratio is then 1 - m_l / N.
 ///
 /// Source: Cai et al. 2024, "PyramidKV" [G], as in NVIDIA/kvpress [K]; docs/formulas.md,
 /// "PyramidKV".
@@ -56,7 +56,7 @@ class PyramidKv final : public WindowRule {
       peak += peak_rows(m, forget(m, prompt_rows), prompt_rows, max_rows);
     }
     if (!tied_) return peak;
-    // The mean of a pair may be rounded up, by less than a row a layer.
+    // The mean of a pair may be rounded up, by less than a token per layer.
     return eviction().peak_rows_total(kept + layers, layers, prompt_rows, max_rows);
   }
 

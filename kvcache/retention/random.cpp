@@ -24,16 +24,16 @@ constexpr std::array kOptions = {
     kDistance,
 };
 
-/// Keeps rows by chance: what every rule that looks at attention has to beat at equal bytes.
+/// Keeps random tokens: the baseline that every rule based on attention has to beat at equal bytes.
 ///
-/// As uniform in all but the score: round(r N) rows of each layer, ties to even, but at least sinks
-/// + 2; the first `sinks`, the last `last` (at most half), and others at random, anew for every
-/// layer and kv_head (head_shared=on: for every layer). Decode evicts to the budget by the same
-/// numbers, in a random order with evict=score.
+/// As uniform except for the score: round(r N) tokens of each layer, ties to even, but at least
+/// sinks + 2. The first `sinks` stay, the last `last` (at most half), and random others, drawn for
+/// every layer and kv_head (head_shared=on: for every layer). Decode evicts to the budget by the
+/// same numbers, in random order with evict=score.
 ///
-/// A row's number depends on the seed, the layer, the kv_head and its index in the prompt alone: a
-/// request has the same answer in every batch and on every device, and another seed is another
-/// draw. Layers that share codes use the first one's.
+/// A token's number depends only on the seed, the layer, the kv_head and its index in the prompt.
+/// So a request has the same answer in every batch and on every device, and another seed draws
+/// anew. Layers that share codes use the first one's.
 ///
 /// Source: our own baseline, in the spirit of NVIDIA/kvpress's RandomPress; docs/formulas.md,
 /// "Random".
@@ -66,7 +66,7 @@ class Random final : public PlacedRule {
     return std::min(n, std::max(rounded_rows(keep(), n), eviction().ends.least()));
   }
 
-  /// (n,) one of [0, 1) for every row.
+  /// (n,) a number in [0, 1) per token.
   std::vector<double> numbers(int layer, int kv_head, int n) const {
     uint64_t stream = splitmix64(seed_);
     for (const int index : {layer, kv_head}) {

@@ -8,12 +8,12 @@
 
 namespace kvlm::retention {
 
-/// The rules that score() rows by what they hold: each says how, the rest is the same.
+/// Base of rules that score() tokens by their contents; derived rules define the score.
 ///
-/// floor(r N) rows, at least sinks + 1 [S], per kv_head (head_shared=on: one set for all): the
-/// first `sinks`, the last `last` (at most half) and those of the best scores, ties to the earlier.
-/// Lists of heads and tied layers that choose together are averaged in units of their mean
-/// magnitude [S]. Nothing is evicted in decode unless asked for.
+/// Keeps floor(r N) tokens, at least sinks + 1 [S], per kv_head (head_shared=on: one set for all):
+/// the first `sinks`, the last `last` (at most half) and those of the best scores, ties to the
+/// earlier. If heads or tied layers choose together, their scores are averaged in units of their
+/// mean magnitude [S]. Decode evicts only with evict=.
 class ScoredRule : public PlacedRule {
  public:
   ScoredRule(const OptionValues& options, const PolicyContext& context)
@@ -33,15 +33,14 @@ class ScoredRule : public PlacedRule {
   bool head_shared_;
 };
 
-/// The options that ScoredRule reads, for the table of a rule that has no others.
+/// The options that ScoredRule reads, for rules without others.
 inline constexpr std::array kScoredOptions = {kKeep, kHeadShared,   kOurSinks,
                                               kLast, kEvictIfAsked, kDistance};
 
-/// Writes the scores of a layer's rows: as Retention::score().
+/// Computes the scores of a layer's tokens, as Retention::score() does.
 using ScoreFunction = std::function<void(const LayerRows&, std::span<double> scores, Stream&)>;
 
-/// Makes ScoredRules whose score() is `score`, for register_retention(). Their options are
-/// kScoredOptions.
+/// Makes ScoredRules with `score` as score(), for register_retention(). Options: kScoredOptions.
 RetentionMaker scored_by(ScoreFunction score);
 
 }  // namespace kvlm::retention

@@ -10,9 +10,9 @@ namespace {
 
 constexpr std::array kOptions = {kKeep, kWindow, kKernel, kHeadShared, kEvictIfAsked, kDistance};
 
-/// Keeps, per kv_head, the rows that the last `window` rows of the prompt look at, and those rows
-/// themselves: floor(r N), raised to the window [S: the reference truncates it]. Prompts that are
-/// no longer than the window stay whole. Nothing is evicted in decode unless asked for.
+/// Keeps, per kv_head, the tokens that the last `window` tokens of the prompt attend to, and those
+/// tokens themselves: floor(r N), raised to the window [S: the reference truncates it]. Prompts no
+/// longer than the window stay whole. Decode evicts only with evict=.
 ///
 /// Source: Li et al. 2024, "SnapKV" [G], as in NVIDIA/kvpress [K]; docs/formulas.md, "SnapKV".
 class SnapKv final : public WindowRule {

@@ -32,12 +32,12 @@ constexpr std::array kOptions = {
 
 enum class Budget : uint8_t { kWindow, kProportional };
 
-/// Keeps the first `sinks` rows and the newest others: floor(r N) in every layer and, in decode, as
-/// many (budget=window) or floor(r (N + t)) (budget=proportional).
+/// Keeps the first `sinks` tokens and the newest others: floor(r N) in every layer and, in decode,
+/// as many (budget=window) or floor(r (N + t)) (budget=proportional).
 ///
-/// rerotate=on rotates the keys of sinks forward as rows behind them go, so that all distances are
-/// those of ranks, as published; off, the default, keeps every rotation, as NVIDIA/kvpress does
-/// [K]. At least sinks + 1 rows stay [S]. PrefixKV's comparison ("Local") is
+/// rerotate=on rotates the keys of sinks forward as later tokens are evicted, so that all distances
+/// are those of ranks, as published. off, the default, keeps every rotation, as NVIDIA/kvpress does
+/// [K]. At least sinks + 1 tokens stay [S]. PrefixKV's comparison ("Local") is
 /// sinks=1,budget=proportional [C, inferred].
 ///
 /// Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks", 3.2 [G];
@@ -86,7 +86,7 @@ class Streaming final : public Retention {
  private:
   bool identity() const noexcept { return keeps_everything(keep_); }
   int limit(int tokens) const noexcept { return std::max(floored_rows(keep_, tokens), sinks_ + 1); }
-  /// Rows that stay after step t.
+  /// Tokens that stay after step t.
   int rows_after(int kept, int prompt_rows, int step) const noexcept {
     return budget_ == Budget::kWindow ? std::max(kept, sinks_ + 1)
                                       : std::max(kept, limit(prompt_rows + step));

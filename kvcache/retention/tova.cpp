@@ -22,16 +22,16 @@ constexpr std::array kOptions = {
     kDistance,
 };
 
-/// Keeps the rows that the newest row looks at, floor(r N) of them: one set of rows for all heads
-/// of a layer, by the mean of their weights. When the prompt has ended its last row chooses; then,
-/// in every step, the row goes that the new row looks at least, so that the cache stays at its
-/// size. At least sinks + 1 rows stay [S].
+/// Keeps the floor(r N) tokens that the newest token attends to most: one set for all heads of a
+/// layer, by the mean of their weights. At the end of the prompt its last token chooses. Then every
+/// step evicts the token that the new token attends to least, so the cache keeps its size. At least
+/// sinks + 1 tokens stay [S].
 ///
 /// Source: Oren et al. 2024, "Transformers are Multi-State RNNs" (TOVA) [G]; docs/formulas.md,
-/// "TOVA". Departures: sinks and last (profile=official: none but the prompt's last row), and the
-/// newest row, whose own weight counts as any other's in the paper, stay whatever their weights. A
-/// later prompt drops a row for each of its own by the weights of its last one. evict=none is
-/// NVIDIA/kvpress's way, which compresses the prompt and nothing else [K].
+/// "TOVA". Departures: sinks and last stay whatever their weights (profile=official: only the
+/// prompt's last token), and so does the newest token, which in the paper is treated as any other.
+/// A later prompt evicts one token for each of its own, by the weights of its last one. evict=none
+/// is NVIDIA/kvpress's way, which only compresses the prompt [K].
 class Tova final : public PlacedRule {
  public:
   using PlacedRule::PlacedRule;
@@ -70,7 +70,7 @@ class Tova final : public PlacedRule {
 std::unique_ptr<Retention> make_rule(const OptionValues& options, const PolicyContext& context) {
   const double keep = options.real("keep");
   PlaceEviction eviction = PlaceEviction::from(options, context);
-  // A rule that keeps everything holds no layer at its size.
+  // With keep=1 no layer has a size to keep.
   if (keeps_everything(keep)) eviction.rule = PlaceEviction::Rule::kNone;
   return std::make_unique<Tova>(keep, eviction);
 }

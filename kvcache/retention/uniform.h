@@ -4,13 +4,13 @@
 
 namespace kvlm::retention {
 
-/// PrefixKV's importance with the same number of rows in every layer: the "baseline" row of its
-/// Table 4, and what every adaptive budget is to be compared with.
+/// PrefixKV's importance with the same number of tokens in every layer: the "baseline" row of its
+/// Table 4, and the baseline of every adaptive budget.
 ///
-/// Keeps round(r N) rows of each layer, ties to even, but at least sinks + 2 [S]: the first
-/// `sinks`, the last `last` (at most half) and those that got most attention from the
-/// rows that can look at them, over all heads (score=sums: from all rows, as published). Decode
-/// evicts to the budget (docs/formulas.md, "Eviction") with the forget ratio 1 - r.
+/// Keeps round(r N) tokens of each layer, ties to even, but at least sinks + 2 [S]: the first
+/// `sinks`, the last `last` (at most half) and those with most attention, over all heads, divided
+/// by the number of queries that see them (score=sums: not divided, as published). Decode evicts to
+/// the budget (docs/formulas.md, "Eviction") with the forget ratio 1 - r.
 ///
 /// Source: Wang et al., "PrefixKV", Table 4 [P]; docs/formulas.md, "Uniform".
 class Uniform : public PlacedRule {

@@ -6,8 +6,8 @@
 #include "kvcache/retention/prefix_fit.h"
 #include "kvcache/spec/policies.h"
 
-// VL-Cache: the attention of the text after the images ranks the tokens, and its sparsity divides
-// the budget among the layers (docs/formulas.md, "VL-Cache").
+// VL-Cache: attention of the text after the images ranks the tokens, and its sparsity divides the
+// budget among the layers (docs/formulas.md, "VL-Cache").
 namespace kvlm::retention {
 
 namespace {
@@ -37,30 +37,30 @@ constexpr std::array kOptions = {
     kDistance,
 };
 
-/// Lets the text after a picture choose, and layers whose attention is dense keep more.
+/// The text after an image chooses, and layers with dense attention keep more.
 ///
-/// Scores are attention of the rows after the last visual one (the last 32 if there are none) to
-/// all rows, visual or not; one set of rows for all heads, or of each kv_head by its own scores
-/// (head_shared=off). Layer sparsity g_l is the share of entries below a hundredth of their row's
-/// largest, over what those rows see and all heads; a layer keeps (1 - g_l) / sum_k (1 - g_k) r L
-/// of its rows, 1 % to 100 %, then rows are added or taken one at a time, as in PrefixKV's fit,
-/// until the total is round(r L N). The newest ceil(recent m) rows stay, but for the sinks' places,
-/// the others by score. Decode evicts (docs/formulas.md, "Eviction"). At least sinks + 1 rows of
-/// a layer stay [S].
+/// Scores are the attention of the tokens after the last visual one (the last 32 if there are none)
+/// to all tokens, visual or not; one set of tokens for all heads, or one per kv_head by its own
+/// scores (head_shared=off). Layer sparsity g_l is the share of entries below a hundredth of their
+/// row's largest, over what those tokens see and all heads. A layer keeps (1 - g_l) / sum_k (1 -
+/// g_k) r L of its tokens, 1 % to 100 %. Then tokens are added or removed one at a time, as in
+/// PrefixKV's fit, until the total is round(r L N). The newest ceil(recent m) tokens stay, except
+/// in place of sinks, the others by score. Decode evicts (docs/formulas.md, "Eviction"). At least
+/// sinks + 1 tokens of a layer stay [S].
 ///
 /// Source: Tu et al. 2024, "VL-Cache", 3.2, eq. 1 and 2, algorithm 1, 5 (arXiv 2410.23317), through
-/// descriptions of it that quote them; docs/formulas.md, "VL-Cache". No code was published:
+/// descriptions that quote it; docs/formulas.md, "VL-Cache". No code was published:
 /// profile=official is the paper's. From the paper are scores, threshold, sparsity by head and its
 /// mean, budgets, both clips, the recent tenth, scores by head. Departures:
-///   - heads share their rows and decode evicts, unless profile=paper: the paper chooses once, and
-///     what is generated stays.
-///   - sinks and the prompt's last rows stay (profile=paper: the last row).
+///   - heads share their tokens and decode evicts, unless profile=paper: the paper selects once,
+///     and generated tokens stay.
+///   - sinks and the prompt's last tokens stay (profile=paper: the last token).
 ///   - clipped budgets are brought back to the total [S], so that rules are compared at equal
-///   bytes;
-///     the paper's total is then another. Where none is clipped, that moves rounded rows only.
-/// Not stated; chosen: rounding (to the nearest; the recent rows up), what chooses where no text
-/// follows a picture (the last 32 rows), heads that share a kv_head (their mean), ties (the earlier
-/// row), whether the recent tenth is VL-Cache's or only that of what it is compared with (its own).
+///     bytes; the paper's total then differs. If none is clipped, that only moves rounded tokens.
+/// Our choices, as the paper does not state them: rounding (to the nearest; recent tokens up), what
+/// chooses if no text follows an image (the last 32 tokens), heads that share a kv_head (their
+/// mean), ties (the earlier token), whether the recent tenth is VL-Cache's or only that of what it
+/// is compared with (its own).
 class VlCache final : public PlacedRule {
  public:
   VlCache(double keep, double recent, bool head_shared, const PlaceEviction& eviction)
@@ -110,7 +110,7 @@ class VlCache final : public PlacedRule {
  private:
   std::vector<int> rows_by_density(const PromptView& prompt, std::span<const Unit> units) const {
     const int layers = prompt.shape->layers;
-    std::vector<double> density;  // of a unit, the mean over its layers
+    std::vector<double> density;  // per unit, the mean over its layers
     double sum = 0;
     for (const Unit& unit : units) {
       double dense = 0;

@@ -6,7 +6,7 @@ namespace kvlm::retention {
 
 namespace {
 
-/// Pooled scores of the rows before the window; the window's own are not looked at, but above them.
+/// Pooled scores of the tokens before the window, and a higher score for those of the window.
 std::vector<double> pooled_before(std::span<const double> scores,
                                   const WindowRule::Settings& settings) {
   const auto n = static_cast<int>(scores.size());

@@ -4,11 +4,13 @@
 
 namespace kvlm::retention {
 
-/// The rules that let the last rows of a prompt choose: SnapKV, and PyramidKV with its own budgets.
+/// Base of rules whose scores come from the last tokens of a prompt: SnapKV, and PyramidKV with its
+/// own budgets.
 ///
-/// Scores of a slot before the window: the attention of the `window` last rows, averaged over a
+/// Score of a slot before the window: the attention of the `window` last tokens, averaged over a
 /// kv_head's query heads and over `kernel` neighbours (pooling and averaging heads commute; the
-/// reference pools first). The window itself always stays, as far as the budget goes, newest first.
+/// reference pools first). The window itself is kept first, newest tokens first if the budget is
+/// smaller.
 class WindowRule : public PlacedRule {
  public:
   struct Settings {
@@ -33,12 +35,12 @@ class WindowRule : public PlacedRule {
     int kept;
     double forget;
   };
-  /// What layers that share a selection keep of n rows.
+  /// Budget of layers that share a selection, of n tokens.
   virtual LayerBudget budget(std::span<const int> layers, int of_layers, int n) const = 0;
   const Settings& settings() const noexcept { return settings_; }
 
  private:
-  /// What eviction spares of a prompt's end is the window.
+  /// Eviction spares the window as the end of the prompt.
   static PlaceEviction sparing(PlaceEviction eviction, int window) noexcept {
     eviction.ends.last = window;
     return eviction;

@@ -2,7 +2,8 @@
 
 #include "kvcache/spec/policy.h"
 
-// Every policy's entry, defined in the policy's own file. registry.cpp lists those that are built.
+// Entries of all policies, each defined in the policy's own file. registry.cpp lists the built-in
+// ones.
 
 namespace kvlm::quantizers {
 

@@ -13,8 +13,8 @@
 #include "kernels/base/printable.h"
 #include "kvcache/spec/words.h"
 
-// Options of policies: what is legal for each, the canonical spelling of a value, the default of a
-// profile, and the sentence that refuses anything else. The tables are the policies' own.
+// Options of policies: legal values, canonical spelling, defaults by profile, and error messages.
+// The tables are in the policies' files.
 namespace kvlm {
 
 namespace {
@@ -52,7 +52,7 @@ constexpr OptionInfo kProfile{.key = "profile",
                                   "project; official: the published code; paper: the text of the "
                                   "paper. An option that you write wins over its profile"};
 
-/// The whole of `text` as a number. No sign but '-': '+' joins parts.
+/// The whole text as a number. '+' is no sign, because it joins parts.
 template <class Number>
 std::optional<Number> whole_number(std::string_view text) {
   Number number{};
@@ -96,7 +96,7 @@ std::optional<std::string> checked_integer(const OptionInfo& option, std::string
   return fmt::format("{}", *number);
 }
 
-/// `check` on both sides of a ':'.
+/// Applies `check` on both sides of a ':'.
 template <class Check>
 std::optional<std::string> checked_pair(const OptionInfo& option, std::string_view value,
                                         const Check& check) {
@@ -112,7 +112,7 @@ std::optional<std::string> checked_start(const OptionInfo& option, std::string_v
   return value == "off" ? std::string(value) : checked_integer(option, value);
 }
 
-/// The canonical spelling, or nothing.
+/// The canonical spelling, or nothing if `value` is illegal.
 std::optional<std::string> checked(const OptionInfo& option, std::string_view value) {
   switch (option.type) {
     case Type::kChoice: {
@@ -139,7 +139,8 @@ std::optional<std::string> checked(const OptionInfo& option, std::string_view va
   return std::nullopt;
 }
 
-/// The choice that was probably meant: by its number, by its letters, or what is not off.
+/// The choice that was probably meant: the nearest number or spelling. If the choices are off and
+/// one other, a word for yes means the other.
 std::string nearest_choice(const std::vector<std::string_view>& choices, std::string_view value) {
   if (choices.size() == 1) return std::string(choices[0]);
   const std::optional<double> number = real_number(value);
@@ -154,7 +155,7 @@ std::string nearest_choice(const std::vector<std::string_view>& choices, std::st
   return std::string(std::ranges::find(kOn, value) == std::end(kOn) ? "" : choices[1]);
 }
 
-/// The legal value that was probably meant; empty if that is unknown.
+/// The legal value that was probably meant; empty if unknown.
 std::string nearest_value(const OptionInfo& option, std::string_view value) {
   const std::string fallback(option.standard.empty() ? shortest(option.low)
                                                      : std::string(option.standard));
@@ -168,7 +169,7 @@ std::string nearest_value(const OptionInfo& option, std::string_view value) {
       return shortest(std::clamp(std::nearbyint(*number), option.low, option.high));
     }
     case Type::kReal: {
-      // A share that was meant as percent.
+      // a share written as percent
       const bool percent = value.ends_with('%');
       const std::optional<double> number = real_number(value.substr(0, value.size() - percent));
       if (number && option.high == 1 && (percent || *number >= 5) && *number <= 100 &&
@@ -232,9 +233,9 @@ std::vector<const OptionInfo*> options_of(const PolicyInfo& info) {
   if (info.kind == PartKind::kQuantizer) {
     if (!has_scope) options.push_back(&kScope);
     options.push_back(&kLayers);
-    if (!info.options.empty()) options.push_back(&kRotate);  // plain rows have nothing to spread
+    if (!info.options.empty()) options.push_back(&kRotate);  // unpacked tokens need no rotation
   }
-  // A plain format and a sharing part have been published by nobody.
+  // Plain formats and sharing parts have no publication, so no profile.
   if (info.kind != PartKind::kSharing && !info.options.empty()) options.push_back(&kProfile);
   return options;
 }

@@ -13,18 +13,18 @@
 #include "kvcache/kv_cache.h"
 #include "kvcache/spec/cache_spec.h"
 
-// From a sentence to a cache, each file needs only those before it: words, cache_spec, [policy],
-// registry, cache_plan, conflicts, planner, spec; and of the plan: layouts, sequence_bounds,
-// formula, make_cache.
+// From spec to cache. Each file needs only earlier ones: words, cache_spec, [policy], registry,
+// cache_plan, conflicts, planner, spec; and of the plan: layouts, sequence_bounds, formula,
+// make_cache.
 
 namespace kvlm {
 
-/// What a part of a spec decides. A spec has at most one retention and one sharing part, and one
-/// quantizer for each disjoint set of slots.
+/// Kinds of parts. A spec has at most one retention and one sharing part, and one quantizer for
+/// each disjoint set of tokens.
 enum class PartKind : uint8_t { kQuantizer, kRetention, kSharing };
 
-/// One option of a policy: its legal values, its value in each profile, and what it means. The
-/// table of them is the parser, the help, `vlm-kv list` and docs/policy-options.md.
+/// One option of a policy: legal values, value in each profile, help. The parser, the help text,
+/// `vlm-kv list` and docs/policy-options.md are generated from this table.
 struct OptionInfo {
   enum class Type : uint8_t {
     kChoice,       ///< one of `choices`, separated by '|'
@@ -48,54 +48,53 @@ struct OptionInfo {
   std::string_view help = {};      ///< one line
 };
 
-/// An option of the paper that is not built, and why (docs/formulas.md, "Not built").
+/// An option of the paper that we did not build, and the reason (docs/formulas.md, "Not built").
 struct NotBuilt {
   std::string_view key;
   std::string_view why;
 };
 
-/// What a policy is, for people and for the parser.
+/// Description of a policy for the parser and for users.
 struct PolicyInfo {
   std::string_view name = {};
   PartKind kind = PartKind::kQuantizer;
   std::string_view source = {};    ///< paper, sections
-  std::string_view stores = {};    ///< one sentence: which rows are stored how
-  std::string_view composes = {};  ///< one sentence: with what
+  std::string_view stores = {};    ///< one sentence: which tokens are stored how
+  std::string_view composes = {};  ///< one sentence: compatible parts
   std::span<const OptionInfo> options = {};
-  std::string_view example = {};  ///< a legal spec with it
-  std::string_view arxiv = {};    ///< number of the paper on arxiv.org, if it is there
+  std::string_view example = {};  ///< a legal spec with this policy
+  std::string_view arxiv = {};    ///< arXiv number of the paper, if any
   std::span<const NotBuilt> not_built = {};
 };
 
-/// Every option that a part of this policy takes: its own, then those of its kind (a quantizer's
-/// scope and layers; the profile).
+/// All options of this policy: its own, then those of its kind (scope and layers of a quantizer;
+/// the profile).
 std::vector<const OptionInfo*> options_of(const PolicyInfo& info);
 
-/// What an option's value may be, for people: "nearest, floor", "an integer from 1 to 8".
+/// Legal values as text: "nearest, floor", "an integer from 1 to 8".
 std::string legal_values(const OptionInfo& option);
 
-/// The canonical spelling of a value: numbers as short as they are exact, layers as few ranges as
-/// they can be. Throws Error{kInvalidArgument} with the part, the key, the value, the legal values
-/// and the nearest of them.
+/// The canonical spelling of a value: the shortest exact number, the fewest layer ranges. Throws
+/// Error{kInvalidArgument} with the part, the key, the value, the legal values and the nearest one.
 std::string checked_value(std::string_view part, const OptionInfo& option, std::string_view value);
 
-/// The values of a part's options: what was written, else the profile's, else the default.
+/// The values of a part's options: as written, else from the profile, else the default.
 class OptionValues {
  public:
-  /// Throws Error{kInvalidArgument} for a key or value that `info` has not.
+  /// Throws Error{kInvalidArgument} for a key or value that `info` does not allow.
   OptionValues(const PolicyInfo& info, const SpecPart& part);
 
-  /// The policy has the option at all.
+  /// The policy has this option.
   bool has(std::string_view key) const noexcept;
-  /// Written in the spec, not taken from a profile.
+  /// The option was written in the spec.
   bool given(std::string_view key) const noexcept;
-  /// The readers take a key of options_of(info()).
+  /// For keys of options_of(info()).
   std::string_view text(std::string_view key) const;
   /// -1 if the value is auto.
   int integer(std::string_view key) const;
   double real(std::string_view key) const;
   std::pair<double, double> real_pair(std::string_view key) const;
-  /// Of kStartLayers; a part that is off starts after every layer.
+  /// For kStartLayers; a side that is off starts after the last layer.
   std::pair<int, int> start_layers(std::string_view key) const;
   const PolicyInfo& info() const noexcept { return *info_; }
 
@@ -105,35 +104,35 @@ class OptionValues {
   std::vector<std::string> given_;
 };
 
-/// Throws Error{kInvalidArgument} if an option was written that is `idle`, "because" of something:
-/// "--kv kivi,bits=3 has no effect: ...".
+/// Throws Error{kInvalidArgument} if the option was written although it is `idle`; `because` is the
+/// reason: "--kv kivi,bits=3 has no effect: ...".
 void refuse_idle(const OptionValues& options, std::string_view key, bool idle,
                  std::string_view because);
 
-/// What `vlm-kv profile` measured on a model and --kv-profile gives back.
+/// Values measured by `vlm-kv profile` and loaded by --kv-profile.
 struct PolicyProfile {
-  std::string model;  ///< on which it was measured
-  /// PrefixKV: the forget ratio of each layer, by the score that it was fitted on (score=).
+  std::string model;  ///< model that was measured
+  /// PrefixKV: forget ratio of each layer, by the score it was fitted to (score=).
   std::map<std::string, std::vector<double>, std::less<>> forget;
-  double forget_keep = 0;  ///< the kept fraction those were fitted for
-  /// As forget: Gini coefficients of the scores (docs/formulas.md, "Profile"), for people.
+  /// The kept fraction that `forget` was fitted for
+  double forget_keep = 0;
+  /// By score=: Gini coefficients of the scores (docs/formulas.md, "Profile"), for information.
   std::map<std::string, std::vector<double>, std::less<>> gini;
-  /// As forget: standard deviation over the prompts that it is the mean of, and their mean distance
-  /// from it, for people.
+  /// By score=: standard deviation over the prompts, and their mean distance from `forget`, for
+  /// information.
   std::map<std::string, std::vector<double>, std::less<>> forget_std;
   std::map<std::string, std::vector<double>, std::less<>> forget_mad;
 
-  // By the bits that they were fitted at. A policy of another width has its own default: what is
-  // best at 1 bit ruins 8.
-  // And for the setting that they were fitted in: ranges as this project shrinks them or as they
-  // are, values rounded to the nearest in a range a head. profile=official takes none of them.
+  // By bit width: a policy with another width uses its own default, since the best value at 1 bit
+  // ruins 8 bits. Fitted for one setting each: for ranges with or without this project's shrinking;
+  // for rounding to nearest in one range per head. profile=official uses none of them.
   std::map<int, std::pair<double, double>> tau;           ///< CalibQuant, shrink=eta
   std::map<int, std::pair<double, double>> tau_unshrunk;  ///< CalibQuant, shrink=none
   std::map<int, double> alpha;                            ///< 1BitVKV
   std::map<int, double> eta;                              ///< XQuant
 };
 
-/// What a profile has for a width, or null; `profile` may be null.
+/// The profile's value for a bit width, or null; `profile` may be null.
 template <class Value>
 const Value* fitted(const PolicyProfile* profile, std::map<int, Value> PolicyProfile::*of,
                     int bits) {
@@ -142,34 +141,34 @@ const Value* fitted(const PolicyProfile* profile, std::map<int, Value> PolicyPro
   return found == (profile->*of).end() ? nullptr : &found->second;
 }
 
-/// What surrounds a part when it is made.
+/// The decoder and the spec around a part.
 struct PolicyContext {
   const CacheShape* shape = nullptr;
-  const PolicyProfile* profile = nullptr;  ///< null if none was given
-  bool with_quantizer = false;             ///< a part of the spec packs rows
-  bool with_retention = false;             ///< a part of the spec drops rows
-  bool with_sharing = false;               ///< codes are shared between layers
+  const PolicyProfile* profile = nullptr;  ///< null if not given
+  bool with_quantizer = false;             ///< a part of the spec packs tokens
+  bool with_retention = false;             ///< a part of the spec evicts tokens
+  bool with_sharing = false;               ///< layers share codes
 };
 
 class Quantizer;
 class Retention;
 
-/// A quantizer's line in the registry. `make` throws Error{kUnsupported} for options that do not
-/// fit the decoder, with the cure.
+/// A quantizer's registry entry. `make` throws Error{kUnsupported} with the cure for options that
+/// do not fit the decoder.
 struct QuantizerEntry {
   PolicyInfo info;
   std::unique_ptr<Quantizer> (*make)(const OptionValues& options, const PolicyContext& context);
 };
 
-/// Makes a rule from the values of its options.
+/// Makes a rule from its option values.
 using RetentionMaker =
     std::function<std::unique_ptr<Retention>(const OptionValues&, const PolicyContext&)>;
 
-/// A retention rule's line in the registry.
+/// A retention rule's registry entry.
 struct RetentionEntry {
   PolicyInfo info;
   RetentionMaker make;
-  /// What select() returns is checked before it is used: a rule that is not built in.
+  /// Check the result of select(): set for rules that are not built in.
   bool checked = false;
 };
 

@@ -1,5 +1,5 @@
-// What a spec may name: the policies that are built in, as tables, and the rules that a program has
-// registered, which are copied into a list that only grows.
+// Names that a spec may use: tables of built-in policies, and an append-only list of rules that a
+// program registered.
 
 #include "kvcache/spec/registry.h"
 
@@ -22,7 +22,7 @@ namespace kvlm {
 
 namespace {
 
-/// A plain format: rows of one float type.
+/// A plain format: unpacked tokens of one float type.
 struct Format {
   PolicyInfo info;
   DType dtype;
@@ -57,7 +57,7 @@ constexpr std::array kFormats = {
            DType::kF32},
 };
 
-// A new policy is one line here (and its name in policies.h).
+// To add a policy, add a line here (and its name in policies.h).
 constexpr std::array kQuantizers = {
     &quantizers::int8,       &quantizers::int4,   &quantizers::nf4,
     &quantizers::kivi,       &quantizers::asymkv, &quantizers::head_quantile,
@@ -101,28 +101,28 @@ constexpr PolicyInfo kShare{
 
 constexpr size_t kLongestWord = 64;
 
-/// A registered rule, with the text that its entry shows.
+/// A registered rule, with copies of its texts.
 struct Registered {
-  std::deque<std::string> text;  // whose strings never move
+  std::deque<std::string> text;  // strings never move
   std::vector<OptionInfo> options;
   RetentionEntry entry;
 
   std::string_view copy(std::string_view words) { return text.emplace_back(words); }
 };
 
-/// Grows at the end alone: what has been found in it stays valid.
+/// Append-only, so references stay valid.
 struct Registrations {
   std::shared_mutex mutex;
   std::deque<Registered> rules;
 };
 
-/// Never destroyed: a rule may hold objects of an interpreter that is gone when the process ends.
+/// Never destroyed: a rule may hold objects of an interpreter that ends before the process.
 Registrations& registrations() {
   static auto* const all = new Registrations;
   return *all;
 }
 
-/// The policy that is built in under a name, or null.
+/// The built-in policy of a name, or null.
 const PolicyInfo* find_built_in(std::string_view name) noexcept {
   for (const Format& format : kFormats) {
     if (format.info.name == name) return &format.info;
@@ -140,7 +140,7 @@ const PolicyInfo* find_built_in(std::string_view name) noexcept {
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
-/// A word that a spec can be made of: [a-z][a-z0-9_]*.
+/// A legal name: [a-z][a-z0-9_]*.
 bool is_word(std::string_view word) {
   const auto letter = [](char c) { return c >= 'a' && c <= 'z'; };
   const auto inner = [&](char c) { return letter(c) || (c >= '0' && c <= '9') || c == '_'; };
@@ -180,7 +180,7 @@ void check_options(const PolicyInfo& info) {
   }
 }
 
-/// A copy of `rule` that owns its text.
+/// A copy of `rule` that owns its texts.
 Registered copy_of(RetentionEntry rule) {
   Registered copy;
   for (OptionInfo option : rule.info.options) {

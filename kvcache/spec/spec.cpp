@@ -13,10 +13,9 @@
 #include "kvcache/plan/planner.h"
 #include "kvcache/spec/registry.h"
 
-// Parses the sentence of --kv: parts at '+', options at ',', values after '='. Names and values are
-// checked against the tables of the policies and spelled canonically, parts are put in one order,
-// and combinations that no decoder can have are refused. What is close to something legal is told
-// so.
+// Parses the text of --kv: parts at '+', options at ',', values after '='. Checks names and values
+// against the policies' tables, makes them canonical and sorts the parts. Refuses combinations that
+// no decoder can have. Errors suggest the nearest legal text.
 namespace kvlm {
 
 namespace {
@@ -29,8 +28,8 @@ constexpr size_t kMaxText = 4096;
 
 bool blank(char c) { return c == ' ' || c == '\t'; }
 
-/// The text without blanks around '+', ',' and '=', and with one space for every other run of
-/// blanks: what is left of them separates words.
+/// The text without blanks around '+', ',' and '='. Every other sequence of blanks becomes one
+/// space, which separates words.
 std::string without_loose_blanks(std::string_view text) {
   const auto joins = [](char c) { return c == '+' || c == ',' || c == '='; };
   std::string tight;
@@ -63,7 +62,7 @@ std::pair<std::string_view, std::string_view> key_and_value(std::string_view par
   return {key, value};
 }
 
-/// NAME,KEY=VALUE,... with its first word taken apart: visual=NAME and share=codes.
+/// Parses NAME,KEY=VALUE,... and resolves visual=NAME and share=codes.
 SpecPart words_of(std::string_view text, std::string_view whole) {
   const std::vector<std::string_view> words = split_words(text, ',');
   SpecPart part;
@@ -96,7 +95,7 @@ SpecPart words_of(std::string_view text, std::string_view whole) {
   return part;
 }
 
-/// What other programs call formats, and what comes closest here.
+/// Names of formats in other programs, and the nearest ones here.
 constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
     {"q8_0", "int8"},
     {"q8", "int8"},
@@ -126,7 +125,7 @@ constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
     {"spinquant", "int4,rotate=hadamard"},
 };
 
-/// Published policies that are not built, and why (docs/formulas.md, "Not built").
+/// Published policies that we did not build, and the reasons (docs/formulas.md, "Not built").
 constexpr std::string_view kNoSharedRows =
     "merged layers would need their own length for every KV entry in every format; share codes "
     "between layers with share=codes";
@@ -172,7 +171,7 @@ std::string_view nearest_policy(std::string_view name, const std::vector<std::st
                      fmt::join(names, ", ")));
 }
 
-/// Checks the names and spells the values canonically.
+/// Checks the names and makes the values canonical.
 SpecPart checked_part(SpecPart part) {
   const PolicyInfo* info = find_policy(part.name);
   if (info == nullptr) refuse_name(part.name);
@@ -185,9 +184,8 @@ SpecPart checked_part(SpecPart part) {
   }
   const OptionValues values(*info, part);
   for (auto& [key, value] : part.options) value = values.text(key);
-  // Where a part stands and whose values it has is said only if it is not as usual, so that
-  // visual=calibquant and calibquant are one spec. Other values stay as written: a record keeps its
-  // meaning when a default changes.
+  // Default scopes and profiles are omitted, so that visual=calibquant and calibquant are one spec.
+  // Other values stay as written, so that a stored spec keeps its meaning when defaults change.
   for (const OptionInfo* option : options_of(*info)) {
     if (option->key != "scope" && option->key != "profile") continue;
     std::erase_if(part.options, [&](const auto& given) {
@@ -201,7 +199,7 @@ SpecPart parse_part(std::string_view text, std::string_view whole) {
   return checked_part(words_of(text, whole));
 }
 
-/// "kivi bits=2": what follows the name of a policy is its options.
+/// "kivi bits=2": a blank before options should be a comma.
 void refuse_blanks_for_commas(const std::vector<std::string_view>& words, std::string_view whole) {
   const std::string_view name = words[0].substr(0, words[0].find(','));
   const bool options = find_policy(name) != nullptr &&
@@ -235,8 +233,8 @@ void parse_parts(std::string_view text, std::string_view whole, std::vector<Spec
 
 PartKind kind_of(const SpecPart& part) { return find_policy(part.name)->kind; }
 
-/// A plain format for some layers means whatever slots others pack there: f16,layers=0-1 beside
-/// calibquant is f16,layers=0-1,scope=visual.
+/// A plain format for some layers gets the scope of the quantizers in the spec: with calibquant,
+/// f16,layers=0-1 becomes f16,layers=0-1,scope=visual.
 void narrow_plain_parts(std::vector<SpecPart>& parts) {
   std::vector<std::string> scopes;
   for (const SpecPart& part : parts) {
@@ -262,7 +260,7 @@ void narrow_plain_parts(std::vector<SpecPart>& parts) {
   parts = std::move(narrowed);
 }
 
-/// Retention, quantizers, sharing; among quantizers visual before text, all layers before some.
+/// Order: retention, quantizers, sharing. Quantizers: visual before text, all layers before some.
 void put_in_order(std::vector<SpecPart>& parts) {
   const auto rank = [](const SpecPart& part) {
     int kind = 1;
@@ -304,7 +302,7 @@ std::vector<SpecPart> parts_in(std::string_view text) {
   return parts;
 }
 
-/// Runs `body`; what it throws begins with `place`.
+/// Runs `body`; its errors are prefixed with `place`.
 template <class Body>
 auto at_place(const std::string& place, const Body& body) {
   try {
@@ -356,7 +354,7 @@ CacheSpec layered_spec(std::string_view every_layer,
           refuse(fmt::format("{} names its own layers; drop layers=", part_text(part)));
         }
       }
-      // "f16" stands for plain rows, whatever slots are packed elsewhere.
+      // "f16" means unpacked tokens for every scope of the spec.
       const bool plain = here.parts.size() == 1 && find_format(here.parts[0].name) &&
                          here.parts[0].find("scope") == nullptr;
       if (!plain && !scopes.empty() && scopes_of(here.parts) != scopes) {

@@ -11,10 +11,10 @@ namespace kvlm {
 
 namespace {
 
-// Of the words compared; the rest of a hostile word says nothing about what was meant.
+// Characters compared; the rest of an overlong word is ignored.
 constexpr size_t kMaxWord = 64;
 
-/// Insertions, deletions, substitutions, and swaps of two neighbours.
+/// Insertions, deletions, substitutions, and swaps of neighbours.
 size_t edit_distance(std::string_view a, std::string_view b) noexcept {
   a = a.substr(0, kMaxWord);
   b = b.substr(0, kMaxWord);
@@ -35,8 +35,8 @@ size_t edit_distance(std::string_view a, std::string_view b) noexcept {
   return rows[0][b.size()];
 }
 
-/// Whether a word may be a misspelling: at most a third of the letters differ, or one word begins
-/// with the other and the candidate is half of the word or more.
+/// A word may be a misspelling: at most a third of the letters differ, or one word is a prefix of
+/// the other and the candidate has at least half of its letters.
 bool is_near(std::string_view word, std::string_view candidate, size_t distance) noexcept {
   constexpr size_t kLeast = 3;
   if (word.size() >= kLeast && candidate.starts_with(word)) return true;

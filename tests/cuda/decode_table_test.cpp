@@ -59,17 +59,17 @@ class DecodeTables : public testing::Cuda {
     load.slots = 1;
     load.longest = rings.ring();
     table.reserve(load);
-    std::vector<TableLane> lanes(kHeads);
+    std::vector<TableHead> heads(kHeads);
     for (int h = 0; h < kHeads; ++h) {
       for (const int side : {0, 1}) {
-        GrowingRows& gained = side == 0 ? lanes[h].keys_gained : lanes[h].values_gained;
+        GrowingRows& gained = side == 0 ? heads[h].keys_gained : heads[h].values_gained;
         gained.ring = const_cast<std::byte*>(rings.of(side, h));
         gained.ring_rows = rings.ring();
         gained.first = rings.first;
         gained.full = rings.full;
       }
     }
-    table.set(0, 0, lanes, *gpu_);
+    table.set(0, 0, heads, *gpu_);
     const TableRow row{0, 0};
     table.start({&row, 1}, *gpu_);
     const Tensor gpu_kv = on_gpu(kv);
@@ -192,16 +192,16 @@ TEST_F(DecodeTables, LayersWaitForEachOther) {
       DecodeTable table(shape, windows, kGpu);
       table.reserve(load);
       for (int layer = 0; layer < kLayers; ++layer) {
-        std::vector<TableLane> lanes(kHeads);
+        std::vector<TableHead> heads(kHeads);
         for (int ring = 0; ring < 2 * kHeads; ++ring) {
-          TableLane& lane = lanes[static_cast<size_t>(ring % kHeads)];
-          GrowingRows& gained = ring < kHeads ? lane.keys_gained : lane.values_gained;
+          TableHead& head = heads[static_cast<size_t>(ring % kHeads)];
+          GrowingRows& gained = ring < kHeads ? head.keys_gained : head.values_gained;
           gained.ring = const_cast<std::byte*>(rings.view().slice(layer * 4 + ring, 1).data());
           gained.ring_rows = kRing;
           gained.first = 1200;
           gained.full = 500;
         }
-        table.set(0, layer, lanes, *gpu_);
+        table.set(0, layer, heads, *gpu_);
       }
       Tensor x = on_gpu(normal_tensor(DType::kF32, {1, width}, 4));
       Tensor normed(DType::kF32, {1, width}, kGpu);

@@ -1,4 +1,4 @@
-// Packed formats on a GPU against the CPU: codes byte by byte, attention over lanes of every
+// Packed formats on a GPU against the CPU: codes byte by byte, attention over KV heads of every
 // format.
 #include <fmt/format.h>
 
@@ -16,7 +16,7 @@
 #include "kernels/row_batch.h"
 #include "kernels/slot_weights.h"
 #include "tests/cuda/fixture.h"
-#include "tests/cuda/table_lanes.h"
+#include "tests/cuda/table_heads.h"
 #include "tests/kvcache/feeder.h"
 #include "tests/kvcache/quantizers/make.h"
 
@@ -25,7 +25,7 @@ namespace {
 
 using test::quantizer;
 using test::shape_of;
-using testing::attend_lanes;
+using testing::attend_heads;
 using testing::Cuda;
 using testing::kGpu;
 using testing::normal_tensor;
@@ -205,7 +205,7 @@ TEST_F(PackedCuda, LongAndShortJobsTogether) {
   }
 }
 
-struct LaneShape {
+struct HeadShape {
   int head_dim, q_per_kv;
   bool dead_rows = true;
   bool weights_wanted = true;
@@ -215,28 +215,29 @@ struct LaneShape {
   bool even = false;  // blocks lie at even strides; they are as long as the first
 };
 
-class PackedLanes : public PackedCuda {
+class PackedHeads : public PackedCuda {
  protected:
   struct Found {
     Tensor out;                  // (q_per_kv, head_dim)
     std::vector<float> weights;  // (slots,) means over queries
   };
 
-  /// A lane of blocks of `lengths` rows, some with dead rows, then full rows, with remaps over some
-  /// slots; beside `company` others of the same rows, and one of a block of `longer` rows, if any.
-  static Found attend(const char* spec, const LaneShape& s, const std::vector<int>& lengths,
+  /// A KV head of blocks of `lengths` rows, some with dead rows, then full rows, with remaps over
+  /// some slots; beside `company` others of the same rows, and one of a block of `longer` rows, if
+  /// any.
+  static Found attend(const char* spec, const HeadShape& s, const std::vector<int>& lengths,
                       int company, Device device, Stream& stream, int longer = 0) {
     const std::vector<uint64_t> live = {
         0xf0f0f0f0f0f0f0f0u, 0x123456789abcdef0u, ~uint64_t{0}, 0x7fu, 0xffffffff00000000u, 1};
     constexpr int kFull = 37;
     const auto made = quantizer(spec, shape_of(4, 1, s.head_dim));
-    std::vector<Tensor> keep;  // what the lanes point into
+    std::vector<Tensor> keep;  // what the KV heads point into
     std::vector<Packed> packed;
     packed.reserve(2 * lengths.size() + 2);
     std::vector<PackedBlock> blocks[2];
-    std::vector<SlotRun> runs[2];
+    std::vector<SlotSegment> segments[2];
     PackedBlock long_blocks[2];
-    std::vector<SlotRun> long_runs[2];
+    std::vector<SlotSegment> long_segments[2];
     const Tensor q = normal_tensor(DType::kF32, {s.q_per_kv, s.head_dim}, 77);
     constexpr float kScale = 0.1f;
     float square = 0;  // of the first query
@@ -272,12 +273,12 @@ class PackedLanes : public PackedCuda {
       if (longer > 0) {
         long_blocks[which] =
             packed_rows(longer, static_cast<uint32_t>(7 + which)).block(longer, nullptr, longer);
-        SlotRun& long_run = long_runs[which].emplace_back();
-        long_run.slots = longer;
-        long_run.format = &packing.format;
-        long_run.blocks = {&long_blocks[which], 1};
+        SlotSegment& long_segment = long_segments[which].emplace_back();
+        long_segment.slots = longer;
+        long_segment.format = &packing.format;
+        long_segment.blocks = {&long_blocks[which], 1};
       }
-      SlotRun run_of_blocks;
+      SlotSegment segment_of_blocks;
       int held = 0;
       if (s.even) {
         const int rows = lengths[0];
@@ -286,8 +287,8 @@ class PackedLanes : public PackedCuda {
         const size_t most = std::max(packing.format.scales(rows), packing.format.zeros(rows));
         const size_t codes = stride(static_cast<size_t>(rows) * packing.format.row_bytes());
         const size_t scales = stride(most * meta);
-        run_of_blocks.code_stride = static_cast<std::ptrdiff_t>(codes);
-        run_of_blocks.scale_stride = static_cast<std::ptrdiff_t>(scales);
+        segment_of_blocks.code_stride = static_cast<std::ptrdiff_t>(codes);
+        segment_of_blocks.scale_stride = static_cast<std::ptrdiff_t>(scales);
         packed.push_back({bytes(codes * lengths.size(), device),
                           bytes(scales * lengths.size(), device),
                           bytes(scales * lengths.size(), device)});
@@ -315,58 +316,58 @@ class PackedLanes : public PackedCuda {
         blocks[which].push_back(of_block.block(rows, dies ? live.data() : nullptr, alive));
         held += alive;
       }
-      run_of_blocks.slots = held;
-      run_of_blocks.format = &packing.format;
-      run_of_blocks.blocks = blocks[which];
+      segment_of_blocks.slots = held;
+      segment_of_blocks.format = &packing.format;
+      segment_of_blocks.blocks = blocks[which];
       const Tensor rows =
           normal_tensor(DType::kF16, {kFull, s.head_dim}, static_cast<uint32_t>(90 + which));
       keep.push_back(Tensor(DType::kF16, rows.shape(), device));
       copy(keep.back(), rows, stream);
-      SlotRun run_of_rows;
-      run_of_rows.slots = kFull;
-      run_of_rows.rows = keep.back().view().data();
-      runs[which] = {run_of_blocks, run_of_rows};
-      long_runs[which].push_back(run_of_rows);
+      SlotSegment segment_of_rows;
+      segment_of_rows.slots = kFull;
+      segment_of_rows.rows = keep.back().view().data();
+      segments[which] = {segment_of_blocks, segment_of_rows};
+      long_segments[which].push_back(segment_of_rows);
       slots = held + kFull;
     }
     Tensor placed(DType::kF32, q.shape(), device);
     copy(placed, q, stream);
-    const int64_t lane_count = company + 1;
-    Tensor weights(DType::kF32, {lane_count, s.q_per_kv, slots}, device);
-    Tensor out(DType::kF32, {lane_count, s.q_per_kv, s.head_dim}, device);
+    const int64_t head_count = company + 1;
+    Tensor weights(DType::kF32, {head_count, s.q_per_kv, slots}, device);
+    Tensor out(DType::kF32, {head_count, s.q_per_kv, s.head_dim}, device);
     // Where nobody wants weights, a remap of whole runs, whose slope falls for few queries.
     const ScoreRemap remaps[] = {{0, 100, 0, 3, true}, {120, 60, 1, 2, false}};
-    const ScoreRemap of_run[] = {{0, slots - kFull, 0.2f, s.q_per_kv == 7 ? 9.0f : 1, false}};
+    const ScoreRemap of_segment[] = {{0, slots - kFull, 0.2f, s.q_per_kv == 7 ? 9.0f : 1, false}};
     const ScoreRemap of_long[] = {{0, longer, 0.2f, 1, false}};
     Tensor long_out(DType::kF32, q.shape(), device);
     Tensor long_weights(DType::kF32, {s.q_per_kv, longer + kFull}, device);
-    std::vector<PackedLane> lanes;
+    std::vector<PackedHead> heads;
     if (longer > 0) {
-      PackedLane& lane = lanes.emplace_back();
-      lane.q = placed.as<float>();
-      lane.keys = long_runs[0];
-      lane.values = long_runs[1];
-      lane.slots = longer + kFull;
-      lane.weights = long_weights.as<float>();
-      lane.out = long_out.as<float>();
-      lane.weights_wanted = false;
-      if (s.remapped) lane.remaps = of_long;
+      PackedHead& head = heads.emplace_back();
+      head.q = placed.as<float>();
+      head.keys = long_segments[0];
+      head.values = long_segments[1];
+      head.slots = longer + kFull;
+      head.weights = long_weights.as<float>();
+      head.out = long_out.as<float>();
+      head.weights_wanted = false;
+      if (s.remapped) head.remaps = of_long;
     }
-    for (int64_t i = 0; i < lane_count; ++i) {
-      PackedLane& lane = lanes.emplace_back();
-      lane.q = placed.as<float>();
-      lane.keys = runs[0];
-      lane.values = runs[1];
-      lane.slots = slots;
-      lane.weights = weights.view().slice(i, 1).as<float>();
-      lane.out = out.view().slice(i, 1).as<float>();
-      lane.weights_wanted = s.weights_wanted;
-      lane.remaps = remaps;
-      if (!s.weights_wanted) lane.remaps = of_run;
-      if (!s.remapped) lane.remaps = {};
+    for (int64_t i = 0; i < head_count; ++i) {
+      PackedHead& head = heads.emplace_back();
+      head.q = placed.as<float>();
+      head.keys = segments[0];
+      head.values = segments[1];
+      head.slots = slots;
+      head.weights = weights.view().slice(i, 1).as<float>();
+      head.out = out.view().slice(i, 1).as<float>();
+      head.weights_wanted = s.weights_wanted;
+      head.remaps = remaps;
+      if (!s.weights_wanted) head.remaps = of_segment;
+      if (!s.remapped) head.remaps = {};
     }
-    attend_lanes(lanes, s.q_per_kv, s.head_dim, kScale, stream);
-    // Of the last lane.
+    attend_heads(heads, s.q_per_kv, s.head_dim, kScale, stream);
+    // Of the last KV head.
     Tensor host_weights(DType::kF32, {1, s.q_per_kv, slots});  // means in place of the first query
     copy(host_weights, weights.view().slice(company, 1), stream);
     Found found{Tensor(DType::kF32, {1, s.q_per_kv, s.head_dim}), {}};
@@ -376,39 +377,39 @@ class PackedLanes : public PackedCuda {
   }
 };
 
-TEST_F(PackedLanes, AttentionOverEveryFormat) {
+TEST_F(PackedHeads, AttentionOverEveryFormat) {
   for (const char* spec : kSpecs) {
-    for (const LaneShape& s : {LaneShape{32, 1},
-                               LaneShape{64, 4},
-                               LaneShape{80, 7},
-                               LaneShape{96, 2},
-                               LaneShape{128, 8},
-                               LaneShape{256, 4},
-                               LaneShape{128, 1, false},
-                               LaneShape{128, 4, false},
-                               LaneShape{128, 7, false},
-                               LaneShape{128, 8, false},
-                               LaneShape{128, 12, false},
-                               LaneShape{128, 1, false, false},
-                               LaneShape{128, 4, false, false},
-                               LaneShape{128, 7, false, false},
-                               LaneShape{128, 12, false, false},
-                               LaneShape{64, 4, false, false},
-                               LaneShape{128, 1, false, false, false},
-                               LaneShape{128, 4, false, false, false},
-                               LaneShape{128, 7, false, false, false},
-                               LaneShape{128, 8, true, false, false},
-                               LaneShape{128, 12, false, false, false},
-                               LaneShape{64, 1, false, false, false},
-                               LaneShape{64, 7, false, false, false},
-                               LaneShape{64, 12, false, false, false},
-                               LaneShape{80, 3, false, false, false},
-                               LaneShape{80, 9, false, false, false},
-                               LaneShape{96, 1, false, false, false},
-                               LaneShape{96, 8, false, false, false},
-                               LaneShape{112, 4, false, false, false},
-                               LaneShape{256, 4, false, false, false},
-                               LaneShape{256, 11, false, false, false}}) {
+    for (const HeadShape& s : {HeadShape{32, 1},
+                               HeadShape{64, 4},
+                               HeadShape{80, 7},
+                               HeadShape{96, 2},
+                               HeadShape{128, 8},
+                               HeadShape{256, 4},
+                               HeadShape{128, 1, false},
+                               HeadShape{128, 4, false},
+                               HeadShape{128, 7, false},
+                               HeadShape{128, 8, false},
+                               HeadShape{128, 12, false},
+                               HeadShape{128, 1, false, false},
+                               HeadShape{128, 4, false, false},
+                               HeadShape{128, 7, false, false},
+                               HeadShape{128, 12, false, false},
+                               HeadShape{64, 4, false, false},
+                               HeadShape{128, 1, false, false, false},
+                               HeadShape{128, 4, false, false, false},
+                               HeadShape{128, 7, false, false, false},
+                               HeadShape{128, 8, true, false, false},
+                               HeadShape{128, 12, false, false, false},
+                               HeadShape{64, 1, false, false, false},
+                               HeadShape{64, 7, false, false, false},
+                               HeadShape{64, 12, false, false, false},
+                               HeadShape{80, 3, false, false, false},
+                               HeadShape{80, 9, false, false, false},
+                               HeadShape{96, 1, false, false, false},
+                               HeadShape{96, 8, false, false, false},
+                               HeadShape{112, 4, false, false, false},
+                               HeadShape{256, 4, false, false, false},
+                               HeadShape{256, 11, false, false, false}}) {
       // Blocks of awkward lengths. Without dead rows, what the tensor cores serve.
       const std::vector<int> lengths = {32, 301, 1, 45, 1100};
       const Found expected = attend(spec, s, lengths, 0, {}, cpu_);
@@ -428,7 +429,7 @@ TEST_F(PackedLanes, AttentionOverEveryFormat) {
 
 /// What is added up shrinks where a score is much greater than those before, and not at once: both
 /// are met by scores that rise slowly and fast. Large values have scales of 32 and more.
-TEST_F(PackedLanes, ScoresThatRise) {
+TEST_F(PackedHeads, ScoresThatRise) {
   const std::vector<int> lengths = {32, 301, 1, 45, 1100};
   for (const char* spec : {"int8", "int4", "nf4", "nf4,group=32", "kivi,bits=1", "kivi",
                            "kivi,bits=3", "kivi,bits=5", "head_quantile", "vidkv",
@@ -438,7 +439,7 @@ TEST_F(PackedLanes, ScoresThatRise) {
           std::pair(80, 3), std::pair(96, 2), std::pair(256, 7)}) {
       for (const auto& [rise, spread] :
            {std::pair(0.02f, 1.0f), std::pair(0.1f, 1.0f), std::pair(0.02f, 100.0f)}) {
-        const LaneShape s{head_dim, q_per_kv, false, false, false, rise, spread};
+        const HeadShape s{head_dim, q_per_kv, false, false, false, rise, spread};
         const Found expected = attend(spec, s, lengths, 0, {}, cpu_);
         const Found found = attend(spec, s, lengths, 0, kGpu, *gpu_);
         EXPECT_LE(error(found.out, expected.out), 2e-5) << fmt::format(
@@ -448,57 +449,57 @@ TEST_F(PackedLanes, ScoresThatRise) {
   }
 }
 
-/// What else may be true of a lane whose values lie in two codes.
+/// What else may be true of a KV head whose values lie in two codes.
 struct Also {
   bool full_first = false;  // full rows but the newest lie in front of the selected ones
   bool dead = false;        // row 1 of every block of packed values is dead
 };
 
-/// Lanes whose values lie in two codes, as a bitmap says (VidKV's protected tokens).
+/// KV heads whose values lie in two codes, as a bitmap says (VidKV's protected tokens).
 class SelectedValues : public PackedCuda {
  protected:
-  /// Memory of one lane: keys in f16; of the first `rows` values those whose bit is set apart from
-  /// the others, in blocks of 32 rows; then full rows.
-  struct Lane {
+  /// Memory of one KV head: keys in f16; of the first `rows` values those whose bit is set apart
+  /// from the others, in blocks of 32 rows; then full rows.
+  struct Head {
     std::vector<Tensor> keep;
     std::vector<Packed> packed;
     std::vector<uint64_t> bits;
     std::vector<uint64_t> live;  // of one block after the other
     std::array<std::vector<PackedBlock>, 2> blocks;
-    std::vector<SlotRun> keys, values;
+    std::vector<SlotSegment> keys, values;
     Tensor q, weights, out;
     int slots = 0;
   };
   static constexpr int kFull = 37;
 
-  static const Tensor& placed(Lane& lane, const Tensor& x, Device device, Stream& stream) {
-    lane.keep.push_back(Tensor(x.dtype(), x.shape(), device));
-    copy(lane.keep.back(), x, stream);
-    return lane.keep.back();
+  static const Tensor& placed(Head& head, const Tensor& x, Device device, Stream& stream) {
+    head.keep.push_back(Tensor(x.dtype(), x.shape(), device));
+    copy(head.keep.back(), x, stream);
+    return head.keep.back();
   }
 
   /// `share` of the values have their bit set.
-  static Lane make(const Quantizer& quantizer, int head_dim, int q_per_kv, int rows, double share,
+  static Head make(const Quantizer& quantizer, int head_dim, int q_per_kv, int rows, double share,
                    Device device, Stream& stream, Also also = {}) {
-    Lane lane;
-    lane.slots = rows + kFull;
-    lane.keep.reserve(static_cast<size_t>(rows) + 8);
-    lane.packed.reserve(static_cast<size_t>(rows) + 2);
-    lane.live.reserve(static_cast<size_t>(rows) + 2);
-    lane.bits.resize(static_cast<size_t>(rows + 63) / 64);
+    Head head;
+    head.slots = rows + kFull;
+    head.keep.reserve(static_cast<size_t>(rows) + 8);
+    head.packed.reserve(static_cast<size_t>(rows) + 2);
+    head.live.reserve(static_cast<size_t>(rows) + 2);
+    head.bits.resize(static_cast<size_t>(rows + 63) / 64);
     std::mt19937 rng(3);
     std::array<int, 2> held{};
     for (int i = 0; i < rows; ++i) {
       const bool chosen = std::uniform_real_distribution<>()(rng) < share;
-      if (chosen) lane.bits[static_cast<size_t>(i) / 64] |= uint64_t{1} << (i % 64);
+      if (chosen) head.bits[static_cast<size_t>(i) / 64] |= uint64_t{1} << (i % 64);
       ++held[chosen ? 1 : 0];
     }
-    SlotRun keys;
-    keys.slots = lane.slots;
-    keys.rows = placed(lane, normal_tensor(DType::kF16, {lane.slots, head_dim}, 5), device, stream)
+    SlotSegment keys;
+    keys.slots = head.slots;
+    keys.rows = placed(head, normal_tensor(DType::kF16, {head.slots, head_dim}, 5), device, stream)
                     .view()
                     .data();
-    lane.keys.push_back(keys);
+    head.keys.push_back(keys);
     for (const bool chosen : {false, true}) {
       const size_t which = chosen ? 1 : 0;
       const Packing& packing =
@@ -508,59 +509,59 @@ class SelectedValues : public PackedCuda {
         const auto seed = static_cast<uint32_t>(100 + 2 * first + (chosen ? 1 : 0));
         const int stored = count + (also.dead ? 1 : 0);
         const Tensor& x =
-            placed(lane, normal_tensor(DType::kF32, {stored, head_dim}, seed), device, stream);
-        lane.packed.push_back(room(packing.format, stored, device));
-        const PackJob one = job(lane.packed.back(), x, stored);
+            placed(head, normal_tensor(DType::kF32, {stored, head_dim}, seed), device, stream);
+        head.packed.push_back(room(packing.format, stored, device));
+        const PackJob one = job(head.packed.back(), x, stored);
         pack(packing.format, packing.rules, {&one, 1}, stream);
-        lane.live.push_back(((uint64_t{1} << stored) - 1) & ~uint64_t{2});
-        lane.blocks[which].push_back(
-            lane.packed.back().block(stored, also.dead ? &lane.live.back() : nullptr, count));
+        head.live.push_back(((uint64_t{1} << stored) - 1) & ~uint64_t{2});
+        head.blocks[which].push_back(
+            head.packed.back().block(stored, also.dead ? &head.live.back() : nullptr, count));
       }
       if (held[which] == 0) continue;
-      SlotRun run;
-      run.slots = held[which];
-      run.format = &packing.format;
-      run.blocks = lane.blocks[which];
-      run.selection = lane.bits.data();
-      run.selected_bit = chosen;
-      run.selected_of = rows;
-      run.selection_ends = chosen || held[1] == 0;
-      lane.values.push_back(run);
+      SlotSegment segment;
+      segment.slots = held[which];
+      segment.format = &packing.format;
+      segment.blocks = head.blocks[which];
+      segment.selection = head.bits.data();
+      segment.selected_bit = chosen;
+      segment.selected_of = rows;
+      segment.selection_ends = chosen || held[1] == 0;
+      head.values.push_back(segment);
     }
-    SlotRun full;
+    SlotSegment full;
     full.slots = kFull;
-    full.rows = placed(lane, normal_tensor(DType::kF16, {kFull, head_dim}, 6), device, stream)
+    full.rows = placed(head, normal_tensor(DType::kF16, {kFull, head_dim}, 6), device, stream)
                     .view()
                     .data();
     if (also.full_first) {  // all but the newest
       full.slots = kFull - 1;
-      lane.values.insert(lane.values.begin(), full);
+      head.values.insert(head.values.begin(), full);
       full.slots = 1;
       full.rows += static_cast<size_t>(kFull - 1) * static_cast<size_t>(head_dim) * sizeof(f16);
     }
-    lane.values.push_back(full);
-    lane.q = Tensor(DType::kF32, {q_per_kv, head_dim}, device);
-    copy(lane.q, normal_tensor(DType::kF32, {q_per_kv, head_dim}, 7), stream);
-    lane.weights = Tensor(DType::kF32, {q_per_kv, lane.slots}, device);
-    lane.out = Tensor(DType::kF32, {q_per_kv, head_dim}, device);
-    return lane;
+    head.values.push_back(full);
+    head.q = Tensor(DType::kF32, {q_per_kv, head_dim}, device);
+    copy(head.q, normal_tensor(DType::kF32, {q_per_kv, head_dim}, 7), stream);
+    head.weights = Tensor(DType::kF32, {q_per_kv, head.slots}, device);
+    head.out = Tensor(DType::kF32, {q_per_kv, head_dim}, device);
+    return head;
   }
 
-  /// Attends with all lanes at once.
-  static void attend(std::vector<Lane>& lanes, bool weights_wanted, Stream& stream) {
-    std::vector<PackedLane> described;
-    for (Lane& lane : lanes) {
-      PackedLane& made = described.emplace_back();
-      made.q = lane.q.as<float>();
-      made.keys = lane.keys;
-      made.values = lane.values;
-      made.slots = lane.slots;
-      made.weights = lane.weights.as<float>();
+  /// Attends with all KV heads at once.
+  static void attend(std::vector<Head>& heads, bool weights_wanted, Stream& stream) {
+    std::vector<PackedHead> described;
+    for (Head& head : heads) {
+      PackedHead& made = described.emplace_back();
+      made.q = head.q.as<float>();
+      made.keys = head.keys;
+      made.values = head.values;
+      made.slots = head.slots;
+      made.weights = head.weights.as<float>();
       made.weights_wanted = weights_wanted;
-      made.out = lane.out.as<float>();
+      made.out = head.out.as<float>();
     }
-    const auto dim = static_cast<int>(lanes[0].q.shape()[1]);
-    attend_lanes(described, static_cast<int>(lanes[0].q.shape()[0]), dim, 0.1f, stream);
+    const auto dim = static_cast<int>(heads[0].q.shape()[1]);
+    attend_heads(described, static_cast<int>(heads[0].q.shape()[0]), dim, 0.1f, stream);
   }
 };
 
@@ -572,7 +573,7 @@ TEST_F(SelectedValues, AreAttendedToAsOnTheCpu) {
       for (const int rows : {1, 64, 65, 300, 1717, 16384 - kFull, 16385 - kFull}) {
         for (const double share : {0.0, 0.2, 1.0}) {
           for (const bool wanted : {false, true}) {
-            std::vector<Lane> cpu, gpu;
+            std::vector<Head> cpu, gpu;
             cpu.push_back(make(*made, dim, q_per_kv, rows, share, {}, cpu_));
             gpu.push_back(make(*made, dim, q_per_kv, rows, share, kGpu, *gpu_));
             attend(cpu, wanted, cpu_);
@@ -583,7 +584,7 @@ TEST_F(SelectedValues, AreAttendedToAsOnTheCpu) {
             const double bound = 2e-5 * std::max(1.0, std::sqrt(rows / 1500.0));
             EXPECT_LE(error(gpu[0].out, cpu[0].out), bound) << name;
             if (wanted) {
-              const auto means = [&](const Lane& of) { return of.weights.view().slice(0, 1); };
+              const auto means = [&](const Head& of) { return of.weights.view().slice(0, 1); };
               EXPECT_LE(error(means(gpu[0]), means(cpu[0])), 1e-4) << name;
             }
           }
@@ -600,7 +601,7 @@ TEST_F(SelectedValues, LieBehindFullRowsAndAmongDeadOnes) {
       for (const int rows : {1, 65, 300, 1717}) {
         for (const double share : {0.0, 0.2, 1.0}) {
           for (const Also also : {Also{true, false}, Also{false, true}, Also{true, true}}) {
-            std::vector<Lane> cpu, gpu;
+            std::vector<Head> cpu, gpu;
             cpu.push_back(make(*made, 128, q_per_kv, rows, share, {}, cpu_, also));
             gpu.push_back(make(*made, 128, q_per_kv, rows, share, kGpu, *gpu_, also));
             attend(cpu, false, cpu_);
@@ -615,11 +616,11 @@ TEST_F(SelectedValues, LieBehindFullRowsAndAmongDeadOnes) {
   }
 }
 
-/// Lanes longer than what is put in order, in one batch with such that are.
+/// KV heads longer than what is put in order, in one batch with such that are.
 TEST_F(SelectedValues, CompanyChangesNoBit) {
   const auto made = quantizer("vidkv,protect=0.2", shape_of(4, 1, 128));
   for (const int rows : {300, 5000}) {
-    std::vector<Lane> alone, beside;
+    std::vector<Head> alone, beside;
     alone.push_back(make(*made, 128, 4, rows, 0.2, kGpu, *gpu_));
     beside.push_back(make(*made, 128, 4, 17000, 0.3, kGpu, *gpu_));
     beside.push_back(make(*made, 128, 4, rows, 0.2, kGpu, *gpu_));
@@ -632,9 +633,9 @@ TEST_F(SelectedValues, CompanyChangesNoBit) {
 }
 
 /// One block of packed rows in front of full ones, as pictures that were packed once: of every pair
-/// of widths that picture_lanes.cu has, of lengths around its chunks of 64, for one block of 4 or 8
+/// of widths that image_block.cu has, of lengths around its chunks of 64, for one block of 4 or 8
 /// warps and for clusters.
-TEST_F(PackedLanes, AttentionOverPicturesPackedOnce) {
+TEST_F(PackedHeads, AttentionOverPicturesPackedOnce) {
   for (const char* spec :
        {"calibquant", "calibquant,bits=2", "calibquant,bits=4", "calibquant,bits=8",
         "calibquant,key_bits=1,value_bits=2", "calibquant,key_bits=1,value_bits=4",
@@ -642,10 +643,10 @@ TEST_F(PackedLanes, AttentionOverPicturesPackedOnce) {
         "calibquant,key_bits=2,value_bits=4,value_axis=head", "calibquant,key_bits=4,value_bits=1",
         "calibquant,key_bits=4,value_bits=2", "calibquant,key_bits=8,value_bits=1", "head_quantile",
         "head_quantile,bits=2", "head_quantile,bits=4,group_axes=layer"}) {
-    for (const LaneShape& s :
-         {LaneShape{128, 1, false, false}, LaneShape{128, 4, false, false},
-          LaneShape{128, 7, false, false}, LaneShape{128, 12, false, false},
-          LaneShape{128, 4, false, false, false}, LaneShape{128, 8, false, false, false}}) {
+    for (const HeadShape& s :
+         {HeadShape{128, 1, false, false}, HeadShape{128, 4, false, false},
+          HeadShape{128, 7, false, false}, HeadShape{128, 12, false, false},
+          HeadShape{128, 4, false, false, false}, HeadShape{128, 8, false, false, false}}) {
       for (const int rows : {1, 63, 64, 65, 300, 1717, 4129, 9001}) {
         const Found expected = attend(spec, s, {rows}, 0, {}, cpu_);
         const Found found = attend(spec, s, {rows}, 0, kGpu, *gpu_);
@@ -660,10 +661,10 @@ TEST_F(PackedLanes, AttentionOverPicturesPackedOnce) {
 
 /// However many warps and blocks of threads share a KV head: one has a cluster, many a block each,
 /// and short ones beside a long one as many warps as that.
-TEST_F(PackedLanes, CompanyChangesNoBitOfPictures) {
+TEST_F(PackedHeads, CompanyChangesNoBitOfPictures) {
   for (const char* spec : {"calibquant", "calibquant,bits=2", "head_quantile,bits=4"}) {
-    for (const LaneShape& s :
-         {LaneShape{128, 4, false, false}, LaneShape{128, 7, false, false, false}}) {
+    for (const HeadShape& s :
+         {HeadShape{128, 4, false, false}, HeadShape{128, 7, false, false, false}}) {
       for (const int rows : {300, 1500, 4096, 9001, 16384}) {
         const Found alone = attend(spec, s, {rows}, 0, kGpu, *gpu_);
         for (const int company : {5, 40, 140}) {
@@ -679,16 +680,16 @@ TEST_F(PackedLanes, CompanyChangesNoBitOfPictures) {
   }
 }
 
-TEST_F(PackedLanes, CompanyChangesNoBit) {
-  // Enough lanes that blocks of threads take several splits of each, and all of them.
+TEST_F(PackedHeads, CompanyChangesNoBit) {
+  // Enough KV heads that blocks of threads take several splits of each, and all of them.
   constexpr int kCompany = 420;
   constexpr int kMore = 520;
   for (const char* spec : kSpecs) {
-    for (const LaneShape& s :
-         {LaneShape{128, 1, false, false}, LaneShape{128, 4, false, false},
-          LaneShape{128, 4, false, false, false}, LaneShape{80, 5, false, false, false},
-          LaneShape{256, 6, false, false, false}, LaneShape{128, 4, false, true},
-          LaneShape{64, 2, true, true}}) {
+    for (const HeadShape& s :
+         {HeadShape{128, 1, false, false}, HeadShape{128, 4, false, false},
+          HeadShape{128, 4, false, false, false}, HeadShape{80, 5, false, false, false},
+          HeadShape{256, 6, false, false, false}, HeadShape{128, 4, false, true},
+          HeadShape{64, 2, true, true}}) {
       for (const std::vector<int>& lengths :
            {std::vector{32, 300, 1, 45, 1100}, std::vector{1717}}) {
         const Found alone = attend(spec, s, lengths, 0, kGpu, *gpu_);
@@ -706,12 +707,12 @@ TEST_F(PackedLanes, CompanyChangesNoBit) {
   }
 }
 
-/// Long lanes that are so many that warps have whole splits for themselves, in formats whose
+/// Long KV heads that are so many that warps have whole splits for themselves, in formats whose
 /// kernels have room for that at some of the head_dims. On 132 multiprocessors a block has all
-/// splits of 521 lanes of four queries, or half of those of 261.
-class LongLanes : public PackedLanes, public ::testing::WithParamInterface<const char*> {
+/// splits of 521 KV heads of four queries, or half of those of 261.
+class LongHeads : public PackedHeads, public ::testing::WithParamInterface<const char*> {
  protected:
-  void check(const LaneShape& s, const std::vector<int>& lengths) {
+  void check(const HeadShape& s, const std::vector<int>& lengths) {
     const Found alone = attend(GetParam(), s, lengths, 0, kGpu, *gpu_);
     for (const int company : {260, 520}) {
       const Found beside = attend(GetParam(), s, lengths, company, kGpu, *gpu_);
@@ -722,27 +723,27 @@ class LongLanes : public PackedLanes, public ::testing::WithParamInterface<const
   }
 };
 
-TEST_P(LongLanes, CompanyChangesNoBit) {
+TEST_P(LongHeads, CompanyChangesNoBit) {
   // With 37 rows behind them: 10 and 11 splits of 512 slots; 12, the last of 8, 100 and 128.
-  for (const LaneShape& s :
-       {LaneShape{128, 4, false, false, false}, LaneShape{128, 7, false, false, false},
-        LaneShape{64, 2, false, false, false}, LaneShape{80, 5, false, false, false}}) {
+  for (const HeadShape& s :
+       {HeadShape{128, 4, false, false, false}, HeadShape{128, 7, false, false, false},
+        HeadShape{64, 2, false, false, false}, HeadShape{80, 5, false, false, false}}) {
     check(s, {5000});
     check(s, {4097, 1003});
     for (const int rows : {5603, 5695, 5723}) check(s, {rows});
   }
 }
 
-TEST_P(LongLanes, CompanyChangesNoBitOfEvenBlocks) {
-  for (LaneShape s :
-       {LaneShape{128, 4, false, false, false}, LaneShape{64, 2, false, false, false}}) {
+TEST_P(LongHeads, CompanyChangesNoBitOfEvenBlocks) {
+  for (HeadShape s :
+       {HeadShape{128, 4, false, false, false}, HeadShape{64, 2, false, false, false}}) {
     s.even = true;
     check(s, std::vector<int>(40, 128));
     check(s, std::vector<int>(175, 32));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, LongLanes,
+INSTANTIATE_TEST_SUITE_P(Specs, LongHeads,
                          ::testing::Values("int4", "nf4", "kivi,bits=1", "kivi", "kivi,bits=3",
                                            "xquant", "vidkv", "vidkv,value_axis=token",
                                            "vidkv,value_bits=1", "vidkv,key_bits=2,value_bits=2"),
@@ -764,26 +765,26 @@ TEST_F(Cuda, ClampedSlopesAreCounted) {
     const Tensor q = on_gpu(first);
     Tensor weights(DType::kF32, {2, 5}, kGpu);
     Tensor out(DType::kF32, {2, dim}, kGpu);
-    SlotRun run;
-    run.slots = 4;
-    run.rows = keys.view().data();
-    run.dtype = dtype;
-    SlotRun newest = run;
+    SlotSegment segment;
+    segment.slots = 4;
+    segment.rows = keys.view().data();
+    segment.dtype = dtype;
+    SlotSegment newest = segment;
     newest.slots = 1;
-    const SlotRun runs[] = {run, newest};
+    const SlotSegment segments[] = {segment, newest};
     const ScoreRemap remaps[] = {{0, 4, 0, 3, true}, {0, 4, 0, 3, false}};
-    PackedLane lanes[2];
+    PackedHead heads[2];
     for (int64_t i = 0; i < 2; ++i) {
-      PackedLane& lane = lanes[i];
-      lane.q = q.view().as<float>();
-      lane.keys = lane.values = runs;
-      lane.remaps = {&remaps[i], 1};
-      lane.slots = 5;
-      lane.weights = weights.view().slice(i, 1).as<float>();
-      lane.weights_wanted = wanted;
-      lane.out = out.view().slice(i, 1).as<float>();
+      PackedHead& head = heads[i];
+      head.q = q.view().as<float>();
+      head.keys = head.values = segments;
+      head.remaps = {&remaps[i], 1};
+      head.slots = 5;
+      head.weights = weights.view().slice(i, 1).as<float>();
+      head.weights_wanted = wanted;
+      head.out = out.view().slice(i, 1).as<float>();
     }
-    testing::TableLanes table(lanes, 1, dim, *gpu_);
+    testing::TableHeads table(heads, 1, dim, *gpu_);
     for (int call = 1; call <= 3; ++call) EXPECT_EQ(table.attend(1), call) << dim;
   }
 }

@@ -21,7 +21,7 @@
 #include "kernels/rope.h"
 #include "kernels/store_rows.h"
 #include "tests/cuda/fixture.h"
-#include "tests/cuda/table_lanes.h"
+#include "tests/cuda/table_heads.h"
 
 namespace kvlm {
 namespace {
@@ -520,18 +520,18 @@ TEST_F(Cuda, PromptAttention) {
         const Tensor q = normal_tensor(DType::kF32, {n, s.kv_heads * s.q_per_kv, s.head_dim}, 14);
         const Tensor k = normal_tensor(DType::kF32, {n, s.kv_heads, s.head_dim}, 15);
         const Tensor v = normal_tensor(DType::kF32, {n, s.kv_heads, s.head_dim}, 16);
-        // Two runs of earlier rows a kv_head.
+        // Two segments of earlier rows a kv_head.
         const Tensor past = normal_tensor(DType::kF16, {4 * s.kv_heads, 33, s.head_dim}, 17);
         const Tensor gpu_past = on_gpu(past);
-        const auto runs_of = [&](ConstTensorView rows) {
-          std::vector<KeyValueRows> runs;
+        const auto segments_of = [&](ConstTensorView rows) {
+          std::vector<KeyValueRows> segments;
           for (int head = 0; head < s.kv_heads; ++head) {
-            runs.push_back({rows.slice(4 * head, 1).data(), rows.slice(4 * head + 1, 1).data(),
-                            DType::kF16, 33});
-            runs.push_back({rows.slice(4 * head + 2, 1).data(), rows.slice(4 * head + 3, 1).data(),
-                            DType::kF16, 12});
+            segments.push_back({rows.slice(4 * head, 1).data(), rows.slice(4 * head + 1, 1).data(),
+                                DType::kF16, 33});
+            segments.push_back({rows.slice(4 * head + 2, 1).data(),
+                                rows.slice(4 * head + 3, 1).data(), DType::kF16, 12});
           }
-          return runs;
+          return segments;
         };
         const Tensor gpu_q = on_gpu(q);
         const Tensor gpu_k = on_gpu(k);
@@ -539,10 +539,10 @@ TEST_F(Cuda, PromptAttention) {
         for (const bool with_past : {false, true}) {
           Tensor out = poisoned(q.shape());
           Tensor gpu_out = on_gpu(out);
-          const auto runs = with_past ? runs_of(past) : std::vector<KeyValueRows>{};
-          const auto gpu_runs = with_past ? runs_of(gpu_past) : std::vector<KeyValueRows>{};
-          attention(out, q, k, v, runs, causal, 0.2f, DType::kF32, cpu_);
-          attention(gpu_out, gpu_q, gpu_k, gpu_v, gpu_runs, causal, 0.2f, DType::kF32, *gpu_);
+          const auto segments = with_past ? segments_of(past) : std::vector<KeyValueRows>{};
+          const auto gpu_segments = with_past ? segments_of(gpu_past) : std::vector<KeyValueRows>{};
+          attention(out, q, k, v, segments, causal, 0.2f, DType::kF32, cpu_);
+          attention(gpu_out, gpu_q, gpu_k, gpu_v, gpu_segments, causal, 0.2f, DType::kF32, *gpu_);
           EXPECT_LE(error(gpu_out, out), 2e-6)
               << s.kv_heads << " x " << s.q_per_kv << " x " << s.head_dim << ", n " << n
               << (causal ? ", causal" : "") << (with_past ? ", past" : "");
@@ -557,7 +557,7 @@ TEST_F(Cuda, FullRowsOfEveryShape) {
        {HeadShape{1, 1, 32}, HeadShape{1, 4, 64}, HeadShape{1, 7, 80}, HeadShape{1, 5, 96},
         HeadShape{1, 16, 128}, HeadShape{1, 3, 256}, HeadShape{1, 2, 20}}) {
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-      // Lanes of full parts, of ragged ones, of one row, of many parts.
+      // KV heads of full parts, of ragged ones, of one row, of many parts.
       const std::vector<int> lengths = {256, 388, 1, 257, 900};
       const Tensor found = full_rows(s.q_per_kv, s.head_dim, dtype, lengths, kGpu, *gpu_);
       const Tensor expected = full_rows(s.q_per_kv, s.head_dim, dtype, lengths, {}, cpu_);
@@ -567,7 +567,7 @@ TEST_F(Cuda, FullRowsOfEveryShape) {
   }
 }
 
-TEST_F(Cuda, ARecordingRunsAgainOnWhatIsThereThen) {
+TEST_F(Cuda, ARecordingSegmentsAgainOnWhatIsThereThen) {
   const Shape shape{3, 5};
   const auto of = [&](float x) {
     return make_tensor(DType::kF32, shape, std::vector<float>(15, x));

@@ -38,7 +38,7 @@ void expect_near(const std::vector<float>& gpu, const std::vector<float>& cpu,
 }
 
 /// Outputs, bytes and what is stored of sequences of other lengths that join and leave.
-/// What is stored is looked at every `every` rounds: between, planes count nothing.
+/// What is stored is looked at every `every` rounds: between, buffers count nothing.
 void check_life(const std::string& spec, const CacheShape& shape, int most_steps, int every) {
   SCOPED_TRACE(fmt::format("{} [heads {}x{}, dim {}]", spec, shape.kv_heads, shape.q_per_kv(),
                            shape.head_dim));
@@ -126,8 +126,8 @@ class LookedInto final : public test::WatchedCache {
     WatchedCache::attend(layer, q, k, v, out, scale, stream);
     for (const StepRows& rows : step_) {
       if (rows.prompt) continue;
-      for (HeadRows& lane : cache().inspect(rows.sequence, layer, stream)) {
-        seen.push_back(std::move(lane));
+      for (HeadRows& head : cache().inspect(rows.sequence, layer, stream)) {
+        seen.push_back(std::move(head));
       }
     }
   }
@@ -167,9 +167,9 @@ void check_each_layer(const std::string& spec, const CacheShape& shape) {
       for (size_t i = 0; i < on_cpu.seen.size(); ++i) {
         const HeadRows& want = on_cpu.seen[i];
         const HeadRows& have = on_gpu.seen[i];
-        ASSERT_EQ(have.keys, want.keys) << spec << ", keys, step " << step << ", lane " << i;
-        ASSERT_EQ(have.values, want.values) << spec << ", values, step " << step << ", lane " << i;
-        ASSERT_EQ(have.tags, want.tags) << spec << ", tags, step " << step << ", lane " << i;
+        ASSERT_EQ(have.keys, want.keys) << spec << ", keys, step " << step << ", head " << i;
+        ASSERT_EQ(have.values, want.values) << spec << ", values, step " << step << ", head " << i;
+        ASSERT_EQ(have.tags, want.tags) << spec << ", tags, step " << step << ", head " << i;
       }
       for (Feeder::Input& input : inputs) {
         input.first += static_cast<int>(input.modality.size());

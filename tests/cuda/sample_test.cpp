@@ -78,7 +78,7 @@ TEST_F(CudaSample, ManyRowsToo) {
 
 TEST_F(CudaSample, TiesAndInfinities) {
   std::vector<float> late(5000, -3);
-  late[4100] = late[2100] = late[4999] = 2;  // in pieces of several blocks
+  late[4100] = late[2100] = late[4999] = 2;  // in splits of several blocks
   std::vector<float> infinite(5000, 1);
   infinite[3000] = infinite[4000] = kInfinity;
   infinite[10] = -kInfinity;

@@ -23,7 +23,7 @@
 #include "kernels/sample.h"
 #include "kernels/slot_weights.h"
 #include "tests/cuda/fixture.h"
-#include "tests/cuda/table_lanes.h"
+#include "tests/cuda/table_heads.h"
 
 namespace kvlm {
 namespace {
@@ -73,8 +73,8 @@ struct Codes {
   }
 };
 
-/// A lane on one device: packed blocks, then full rows.
-class SmallLane {
+/// A KV head on one device: packed blocks, then full rows.
+class SmallHead {
  public:
   struct Shape {
     Codes keys, values;
@@ -89,7 +89,7 @@ class SmallLane {
     float value_spread = 1;     // of packed values
   };
 
-  SmallLane(const Shape& shape, Device device, Stream& stream)
+  SmallHead(const Shape& shape, Device device, Stream& stream)
       : shape_(shape), device_(device), stream_(stream) {
     add(shape.keys, 0);
     add(shape.values, 1);
@@ -99,17 +99,17 @@ class SmallLane {
   }
 
   Tensor attend() {
-    PackedLane lane;
-    lane.q = q_.as<float>();
-    lane.keys = runs_[0];
-    lane.values = runs_[1];
+    PackedHead head;
+    head.q = q_.as<float>();
+    head.keys = segments_[0];
+    head.values = segments_[1];
     const ScoreRemap remap{0, slots_[0] - shape_.full, 0.2f, 1.5f, true};
-    if (shape_.remapped) lane.remaps = {&remap, 1};
-    lane.slots = slots_[0];
-    lane.weights = weights_.as<float>();
-    lane.weights_wanted = shape_.weights_wanted;
-    lane.out = out_.as<float>();
-    testing::attend_lanes({&lane, 1}, shape_.q_per_kv, shape_.head_dim, 0.1f, stream_);
+    if (shape_.remapped) head.remaps = {&remap, 1};
+    head.slots = slots_[0];
+    head.weights = weights_.as<float>();
+    head.weights_wanted = shape_.weights_wanted;
+    head.out = out_.as<float>();
+    testing::attend_heads({&head, 1}, shape_.q_per_kv, shape_.head_dim, 0.1f, stream_);
     Tensor host(DType::kF32, out_.shape());
     copy(host, out_, stream_);
     return host;
@@ -148,18 +148,18 @@ class SmallLane {
       slots_[side] += block.live_rows;
       stream_.synchronize();
     }
-    SlotRun packed;
+    SlotSegment packed;
     packed.slots = slots_[side];
     packed.format = &format;
     packed.blocks = blocks_[side];
-    if (!shape_.blocks.empty()) runs_[side].push_back(packed);
+    if (!shape_.blocks.empty()) segments_[side].push_back(packed);
     memory_.push_back(
         placed(normal_tensor(shape_.dtype, {shape_.full, shape_.head_dim}, seed + 5)));
-    SlotRun rows;
+    SlotSegment rows;
     rows.slots = shape_.full;
     rows.rows = memory_.back().view().data();
     rows.dtype = shape_.dtype;
-    runs_[side].push_back(rows);
+    segments_[side].push_back(rows);
     slots_[side] += shape_.full;
   }
 
@@ -170,16 +170,16 @@ class SmallLane {
   std::vector<Tensor> memory_;
   PackedFormat formats_[2];
   std::vector<PackedBlock> blocks_[2];
-  std::vector<SlotRun> runs_[2];
+  std::vector<SlotSegment> segments_[2];
   int slots_[2] = {};
   Tensor q_, weights_, out_;
 };
 
 class SmallPacked : public SmallShapes {
  protected:
-  void expect_parity(const SmallLane::Shape& shape) {
-    const Tensor expected = SmallLane(shape, {}, cpu_).attend();
-    const Tensor found = SmallLane(shape, kGpu, *gpu_).attend();
+  void expect_parity(const SmallHead::Shape& shape) {
+    const Tensor expected = SmallHead(shape, {}, cpu_).attend();
+    const Tensor found = SmallHead(shape, kGpu, *gpu_).attend();
     EXPECT_LE(error(found, expected), 2e-5)
         << fmt::format("codes {} and {}, {} x {}{}", static_cast<int>(shape.keys.code),
                        static_cast<int>(shape.values.code), shape.q_per_kv, shape.head_dim,
@@ -285,7 +285,7 @@ TEST_F(SmallPacked, KeysAndValuesInTwoPasses) {
   }
 }
 
-/// What picture_lanes.cu serves: one block, by one block of threads and by a cluster of them.
+/// What image_block.cu serves: one block, by one block of threads and by a cluster of them.
 TEST_F(SmallPacked, PicturesPackedOnce) {
   using enum ScaleAxis;
   using enum CodeFormat;
@@ -427,7 +427,7 @@ TEST_F(SmallPacked, PackingJobsThatShareARange) {
 
 // --------------------------------------------------------------------------------- full attention
 
-TEST_F(SmallShapes, LanesOfFullRows) {
+TEST_F(SmallShapes, HeadsOfFullRows) {
   struct Case {
     int q_per_kv, head_dim;
   };
@@ -453,17 +453,17 @@ TEST_F(SmallShapes, Prompts) {
       const Tensor v = normal_tensor(DType::kF32, {kRows, 1, head_dim}, 3);
       const Tensor past = normal_tensor(DType::kF16, {2, 9, head_dim}, 4);
       const Tensor gpu_past = on_gpu(past);
-      const auto run_of = [&](const Tensor& rows) {
+      const auto segment_of = [&](const Tensor& rows) {
         return KeyValueRows{rows.view().slice(0, 1).data(), rows.view().slice(1, 1).data(),
                             DType::kF16, 9};
       };
-      const KeyValueRows run = run_of(past);
-      const KeyValueRows gpu_run = run_of(gpu_past);
+      const KeyValueRows run = segment_of(past);
+      const KeyValueRows gpu_segment = segment_of(gpu_past);
       Tensor out(DType::kF32, q.shape());
       Tensor gpu_out(DType::kF32, q.shape(), kGpu);
       const float scale = 1 / std::sqrt(static_cast<float>(head_dim));
       attention(out, q, k, v, {&run, 1}, true, scale, DType::kF32, cpu_);
-      attention(gpu_out, on_gpu(q), on_gpu(k), on_gpu(v), {&gpu_run, 1}, true, scale, multiply,
+      attention(gpu_out, on_gpu(q), on_gpu(k), on_gpu(v), {&gpu_segment, 1}, true, scale, multiply,
                 *gpu_);
       const double gate = multiply == DType::kF32 ? 2e-6 : multiply == DType::kF16 ? 2e-3 : 1.5e-2;
       EXPECT_LE(error(gpu_out, out), gate) << head_dim << ", " << dtype_name(multiply);

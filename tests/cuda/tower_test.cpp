@@ -548,7 +548,7 @@ TEST_F(Towers, OfAnySizeAgreeWithTheCpu) {
       fill_weights(placed, dtype);
       placed.place_on(kGpu);
       QwenVit tower(config, placed, "", size_t{256} << 20);
-      // One picture, so that both encode it as one piece; the first tap that differs is named.
+      // One picture, so that both encode it as one split; the first tap that differs is named.
       for (const VisualPatches* alone : both) {
         Taps expected_taps;
         Taps found_taps;

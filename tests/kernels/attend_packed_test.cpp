@@ -184,12 +184,13 @@ PackedFormat one_section(CodeFormat code, ScaleAxis axis, int channels, int grou
   return format;
 }
 
-// ------------------------------------------------------------------------------------------- lanes
+// ------------------------------------------------------------------------------------------- KV
+// heads
 
-/// A lane under construction, with the rows that its runs mean.
-class Lane {
+/// A KV head under construction, with the rows that its segments mean.
+class Head {
  public:
-  Lane(int head_dim, int q_per_kv, unsigned seed = 1)
+  Head(int head_dim, int q_per_kv, unsigned seed = 1)
       : head_dim_(static_cast<size_t>(head_dim)),
         queries_(static_cast<size_t>(q_per_kv)),
         seed_(seed),
@@ -203,26 +204,26 @@ class Lane {
         q_packed_ = testing::normal_values(channels * queries_, seed_ + 7);
       }
     }
-    keys_.push_back(packed_run(format, specs, keys_rows_, &key_packed_));
+    keys_.push_back(packed_segment(format, specs, keys_rows_, &key_packed_));
   }
   void add_keys(DType dtype, size_t rows) {
-    keys_.push_back(row_run(dtype, rows, keys_rows_));
+    keys_.push_back(row_segment(dtype, rows, keys_rows_));
     if (key_packed_.size() < keys_rows_.size()) key_packed_.resize(keys_rows_.size(), false);
   }
   void add_values(const PackedFormat& format, const std::vector<BlockSpec>& specs) {
-    values_.push_back(packed_run(format, specs, values_rows_, nullptr));
+    values_.push_back(packed_segment(format, specs, values_rows_, nullptr));
   }
   void add_values(DType dtype, size_t rows) {
-    values_.push_back(row_run(dtype, rows, values_rows_));
+    values_.push_back(row_segment(dtype, rows, values_rows_));
   }
   /// Of the next slots every `every`-th is a row of `dtype`, the rest are packed without gaps.
   void add_selected_values(DType dtype, size_t every, const PackedFormat& format,
                            const std::vector<BlockSpec>& specs) {
     Rows packed_rows;
-    SlotRun packed = packed_run(format, specs, packed_rows, nullptr);
+    SlotSegment packed = packed_segment(format, specs, packed_rows, nullptr);
     const size_t ones = (packed_rows.size() + every - 2) / (every - 1);
     Rows dense_rows;
-    SlotRun dense = row_run(dtype, ones, dense_rows);
+    SlotSegment dense = row_segment(dtype, ones, dense_rows);
     const size_t all = ones + packed_rows.size();
     auto& bits = selections_.emplace_back(all / 64 + 1, 0);
     size_t next_one = 0;
@@ -243,28 +244,28 @@ class Lane {
 
   size_t slots() const { return keys_rows_.size(); }
 
-  /// The lane, with fresh rubbish where results go.
-  PackedLane lane() {
+  /// The KV head, with fresh rubbish where results go.
+  PackedHead head() {
     weights_.assign(queries_ * slots() + 1, std::nanf(""));
     out_.assign(queries_ * head_dim_ + 1, std::nanf(""));
     out_.back() = weights_.back() = 12345;  // must survive
-    PackedLane lane;
-    lane.q = q_.data();
-    for (SlotRun& run : keys_) {
-      if (run.format != nullptr && !q_packed_.empty()) run.q = q_packed_.data();
+    PackedHead head;
+    head.q = q_.data();
+    for (SlotSegment& segment : keys_) {
+      if (segment.format != nullptr && !q_packed_.empty()) segment.q = q_packed_.data();
     }
-    lane.keys = keys_;
-    lane.values = values_;
-    lane.remaps = remaps_;
-    lane.slots = static_cast<int>(slots());
-    lane.weights = weights_.data();
-    lane.out = out_.data();
-    lane.guarded_remaps = -1;
-    return lane;
+    head.keys = keys_;
+    head.values = values_;
+    head.remaps = remaps_;
+    head.slots = static_cast<int>(slots());
+    head.weights = weights_.data();
+    head.out = out_.data();
+    head.guarded_remaps = -1;
+    return head;
   }
 
   std::vector<float> run(Stream& stream) {
-    PackedLane one = lane();
+    PackedHead one = head();
     attend_packed({&one, 1}, static_cast<int>(queries_), static_cast<int>(head_dim_), scale_,
                   stream);
     guarded_ = one.guarded_remaps;
@@ -281,8 +282,8 @@ class Lane {
   void set_scale(float scale) { scale_ = scale; }
   std::vector<float>& q() { return q_; }
   std::vector<float>& q_packed() { return q_packed_; }
-  const std::vector<SlotRun>& keys() const { return keys_; }
-  const std::vector<SlotRun>& values() const { return values_; }
+  const std::vector<SlotSegment>& keys() const { return keys_; }
+  const std::vector<SlotSegment>& values() const { return values_; }
 
   /// Dequantize, softmax, multiply, in double.
   Rows expected() const {
@@ -342,18 +343,18 @@ class Lane {
   }
 
  private:
-  SlotRun packed_run(const PackedFormat& format, const std::vector<BlockSpec>& specs, Rows& rows,
-                     std::vector<bool>* marks) {
+  SlotSegment packed_segment(const PackedFormat& format, const std::vector<BlockSpec>& specs,
+                             Rows& rows, std::vector<bool>* marks) {
     const Packed& packed = packed_.emplace_back(format, specs, ++seed_);
     rows.insert(rows.end(), packed.rows().begin(), packed.rows().end());
     if (marks != nullptr) marks->resize(rows.size(), true);
-    SlotRun run;
-    run.slots = static_cast<int>(packed.rows().size());
-    run.format = &packed.format();
-    run.blocks = packed.blocks();
-    return run;
+    SlotSegment segment;
+    segment.slots = static_cast<int>(packed.rows().size());
+    segment.format = &packed.format();
+    segment.blocks = packed.blocks();
+    return segment;
   }
-  SlotRun row_run(DType dtype, size_t count, Rows& rows) {
+  SlotSegment row_segment(DType dtype, size_t count, Rows& rows) {
     const Tensor& tensor = tensors_.emplace_back(testing::normal_tensor(
         dtype, {static_cast<int64_t>(std::max<size_t>(count, 1)), static_cast<int64_t>(head_dim_)},
         ++seed_));
@@ -362,11 +363,11 @@ class Lane {
       const auto begin = values.begin() + static_cast<int64_t>(r * head_dim_);
       rows.emplace_back(begin, begin + static_cast<int64_t>(head_dim_));
     }
-    SlotRun run;
-    run.slots = static_cast<int>(count);
-    run.rows = tensor.view().data();
-    run.dtype = dtype;
-    return run;
+    SlotSegment segment;
+    segment.slots = static_cast<int>(count);
+    segment.rows = tensor.view().data();
+    segment.dtype = dtype;
+    return segment;
   }
 
   size_t head_dim_;
@@ -377,7 +378,7 @@ class Lane {
   std::deque<Packed> packed_;
   std::deque<Tensor> tensors_;
   std::deque<std::vector<uint64_t>> selections_;
-  std::vector<SlotRun> keys_, values_;
+  std::vector<SlotSegment> keys_, values_;
   std::vector<ScoreRemap> remaps_;
   Rows keys_rows_, values_rows_;
   std::vector<bool> key_packed_;
@@ -396,15 +397,15 @@ class AttendPacked : public ::testing::Test {
 void expect_exact(const PackedFormat& format, int q_per_kv, const std::vector<BlockSpec>& specs,
                   Stream& stream) {
   const int head_dim = format.channels();
-  Lane lane(head_dim, q_per_kv, static_cast<unsigned>(head_dim + q_per_kv));
-  lane.add_keys(format, specs);
-  lane.add_values(format, specs);
+  Head head(head_dim, q_per_kv, static_cast<unsigned>(head_dim + q_per_kv));
+  head.add_keys(format, specs);
+  head.add_values(format, specs);
   size_t live = 0;  // the dead rows of keys and values are not the same: even out
-  for (const SlotRun& run : lane.values()) live += static_cast<size_t>(run.slots);
-  const size_t keys = lane.slots();
-  lane.add_keys(DType::kF16, 5 + (live > keys ? live - keys : 0));
-  lane.add_values(DType::kF16, 5 + (keys > live ? keys - live : 0));
-  EXPECT_LE(lane.error(stream), kTolerance)
+  for (const SlotSegment& segment : head.values()) live += static_cast<size_t>(segment.slots);
+  const size_t keys = head.slots();
+  head.add_keys(DType::kF16, 5 + (live > keys ? live - keys : 0));
+  head.add_values(DType::kF16, 5 + (keys > live ? keys - live : 0));
+  EXPECT_LE(head.error(stream), kTolerance)
       << "code " << static_cast<int>(format.section[0].code) << " axis "
       << static_cast<int>(format.axis) << " head_dim " << head_dim << " q_per_kv " << q_per_kv
       << " group_size " << format.group_size << " meta " << dtype_name(format.meta) << " blocks "
@@ -582,29 +583,29 @@ TEST_F(AttendPacked, TakesImpliedZeroPointsThatSplit) {
 }
 
 TEST_F(AttendPacked, ReadsPackedKeysInAnotherBasis) {
-  Lane lane(64, 3);
-  lane.add_keys(DType::kF32, 3);
-  lane.add_keys(one_section(CodeFormat::kBits2, ScaleAxis::kChannel, 66), {{32, 0}, {32, 0.2}});
-  lane.add_keys(DType::kBF16, 9);
-  lane.add_values(DType::kF16, lane.slots());
-  EXPECT_LE(lane.error(stream_), kTolerance);
+  Head head(64, 3);
+  head.add_keys(DType::kF32, 3);
+  head.add_keys(one_section(CodeFormat::kBits2, ScaleAxis::kChannel, 66), {{32, 0}, {32, 0.2}});
+  head.add_keys(DType::kBF16, 9);
+  head.add_values(DType::kF16, head.slots());
+  EXPECT_LE(head.error(stream_), kTolerance);
 }
 
 TEST_F(AttendPacked, TakesKeysAndValuesPartitionedDifferently) {
   for (int q_per_kv : {1, 4, 7}) {
     for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-      Lane lane(128, q_per_kv);
-      lane.add_keys(dtype, 4);
-      lane.add_keys(one_section(CodeFormat::kBits2, ScaleAxis::kChannel, 128),
+      Head head(128, q_per_kv);
+      head.add_keys(dtype, 4);
+      head.add_keys(one_section(CodeFormat::kBits2, ScaleAxis::kChannel, 128),
                     std::vector<BlockSpec>(5, {32, 0}));
-      lane.add_keys(dtype, 0);
-      lane.add_keys(one_section(CodeFormat::kBits4, ScaleAxis::kToken, 128), {});
-      lane.add_keys(dtype, 36);  // 200 slots
-      lane.add_values(one_section(CodeFormat::kBits2, ScaleAxis::kToken, 128), {{64, 0}, {33, 0}});
-      lane.add_values(dtype, 70);
-      lane.add_values(one_section(CodeFormat::kTrit5, ScaleAxis::kChannel, 128), {{32, 0}});
-      lane.add_values(dtype, 1);
-      EXPECT_LE(lane.error(stream_), kTolerance) << q_per_kv << dtype_name(dtype);
+      head.add_keys(dtype, 0);
+      head.add_keys(one_section(CodeFormat::kBits4, ScaleAxis::kToken, 128), {});
+      head.add_keys(dtype, 36);  // 200 slots
+      head.add_values(one_section(CodeFormat::kBits2, ScaleAxis::kToken, 128), {{64, 0}, {33, 0}});
+      head.add_values(dtype, 70);
+      head.add_values(one_section(CodeFormat::kTrit5, ScaleAxis::kChannel, 128), {{32, 0}});
+      head.add_values(dtype, 1);
+      EXPECT_LE(head.error(stream_), kTolerance) << q_per_kv << dtype_name(dtype);
     }
   }
 }
@@ -613,17 +614,18 @@ TEST_F(AttendPacked, TakesSelectedValues) {
   for (ScaleAxis axis : kEveryAxis) {
     for (size_t every : {2, 5, 64}) {
       for (int q_per_kv : {1, 5}) {
-        Lane lane(64, q_per_kv);
-        lane.add_values(DType::kF16, 3);
-        lane.add_selected_values(DType::kF16, every, one_section(CodeFormat::kTrit5, axis, 64),
+        Head head(64, q_per_kv);
+        head.add_values(DType::kF16, 3);
+        head.add_selected_values(DType::kF16, every, one_section(CodeFormat::kTrit5, axis, 64),
                                  {{32, 0}, {32, 0.2}, {100, 0}});
-        lane.add_selected_values(DType::kBF16, every, one_section(CodeFormat::kBits2, axis, 64),
+        head.add_selected_values(DType::kBF16, every, one_section(CodeFormat::kBits2, axis, 64),
                                  {{7, 0}});
-        lane.add_values(one_section(CodeFormat::kBits2, axis, 64), {{20, 0}});
+        head.add_values(one_section(CodeFormat::kBits2, axis, 64), {{20, 0}});
         size_t slots = 0;
-        for (const SlotRun& run : lane.values()) slots += static_cast<size_t>(run.slots);
-        lane.add_keys(DType::kF16, slots);
-        EXPECT_LE(lane.error(stream_), kTolerance) << every;
+        for (const SlotSegment& segment : head.values())
+          slots += static_cast<size_t>(segment.slots);
+        head.add_keys(DType::kF16, slots);
+        EXPECT_LE(head.error(stream_), kTolerance) << every;
       }
     }
   }
@@ -631,56 +633,56 @@ TEST_F(AttendPacked, TakesSelectedValues) {
 
 TEST_F(AttendPacked, ReadsOneSlot) {
   for (ScaleAxis axis : kEveryAxis) {
-    Lane lane(80, 4);
-    lane.add_keys(one_section(CodeFormat::kBits2, axis, 80), {{1, 0}});
-    lane.add_values(one_section(CodeFormat::kBits2, axis, 80), {{1, 0}});
-    EXPECT_LE(lane.error(stream_), kTolerance);
-    EXPECT_THAT(lane.weights(), ElementsAre(1, 1, 1, 1));
+    Head head(80, 4);
+    head.add_keys(one_section(CodeFormat::kBits2, axis, 80), {{1, 0}});
+    head.add_values(one_section(CodeFormat::kBits2, axis, 80), {{1, 0}});
+    EXPECT_LE(head.error(stream_), kTolerance);
+    EXPECT_THAT(head.weights(), ElementsAre(1, 1, 1, 1));
   }
 }
 
-TEST_F(AttendPacked, AnEmptyLaneGivesZeros) {
-  Lane lane(20, 2);
-  EXPECT_THAT(lane.run(stream_), ::testing::Each(0.0f));
-  lane.add_keys(DType::kF16, 0);
-  lane.add_values(one_section(CodeFormat::kBits2, ScaleAxis::kToken, 20), {{3, 1}});
-  EXPECT_THAT(lane.run(stream_), ::testing::Each(0.0f));
+TEST_F(AttendPacked, AnEmptyHeadGivesZeros) {
+  Head head(20, 2);
+  EXPECT_THAT(head.run(stream_), ::testing::Each(0.0f));
+  head.add_keys(DType::kF16, 0);
+  head.add_values(one_section(CodeFormat::kBits2, ScaleAxis::kToken, 20), {{3, 1}});
+  EXPECT_THAT(head.run(stream_), ::testing::Each(0.0f));
 }
 
 TEST_F(AttendPacked, HoldsOverALongCache) {
   for (int q_per_kv : {1, 4}) {
-    Lane lane(128, q_per_kv);
-    lane.add_keys(one_section(CodeFormat::kBits2, ScaleAxis::kChannel, 128),
+    Head head(128, q_per_kv);
+    head.add_keys(one_section(CodeFormat::kBits2, ScaleAxis::kChannel, 128),
                   std::vector<BlockSpec>(128, {32, 0}));
-    lane.add_keys(DType::kF16, 31);
-    lane.add_values(one_section(CodeFormat::kBits2, ScaleAxis::kToken, 128), {{4000, 0}});
-    lane.add_values(DType::kF16, 127);
-    EXPECT_LE(lane.error(stream_), kTolerance);
+    head.add_keys(DType::kF16, 31);
+    head.add_values(one_section(CodeFormat::kBits2, ScaleAxis::kToken, 128), {{4000, 0}});
+    head.add_values(DType::kF16, 127);
+    EXPECT_LE(head.error(stream_), kTolerance);
   }
 }
 
 TEST_F(AttendPacked, KeepsHugeScoresApart) {
-  Lane lane(64, 2);
-  lane.set_scale(20);
-  lane.add_keys(one_section(CodeFormat::kBits4, ScaleAxis::kChannel, 64), {{64, 0}, {64, 0}});
-  lane.add_values(one_section(CodeFormat::kBits4, ScaleAxis::kToken, 64), {{128, 0}});
+  Head head(64, 2);
+  head.set_scale(20);
+  head.add_keys(one_section(CodeFormat::kBits4, ScaleAxis::kChannel, 64), {{64, 0}, {64, 0}});
+  head.add_values(one_section(CodeFormat::kBits4, ScaleAxis::kToken, 64), {{128, 0}});
   // The scores reach thousands, so a float's own rounding moves a weight by their ulp.
-  EXPECT_LE(lane.error(stream_), 2e-3);
+  EXPECT_LE(head.error(stream_), 2e-3);
 }
 
 TEST_F(AttendPacked, ReturnsTheWeights) {
-  Lane lane(64, 3);
-  lane.add_keys(one_section(CodeFormat::kBits3, ScaleAxis::kChannel, 64), {{100, 0.1}});
-  lane.add_keys(DType::kF32, 7);
-  lane.add_values(DType::kF32, lane.slots());
-  lane.run(stream_);
-  lane.expected();
-  const std::vector<float> got = lane.weights();
+  Head head(64, 3);
+  head.add_keys(one_section(CodeFormat::kBits3, ScaleAxis::kChannel, 64), {{100, 0.1}});
+  head.add_keys(DType::kF32, 7);
+  head.add_values(DType::kF32, head.slots());
+  head.run(stream_);
+  head.expected();
+  const std::vector<float> got = head.weights();
   for (size_t i = 0; i < 3; ++i) {
     double sum = 0;
-    for (size_t j = 0; j < lane.slots(); ++j) {
-      const double weight = static_cast<double>(got[i * lane.slots() + j]);
-      EXPECT_NEAR(weight, lane.expected_weights()[i][j], 1e-6);
+    for (size_t j = 0; j < head.slots(); ++j) {
+      const double weight = static_cast<double>(got[i * head.slots() + j]);
+      EXPECT_NEAR(weight, head.expected_weights()[i][j], 1e-6);
       sum += weight;
     }
     EXPECT_NEAR(sum, 1, 1e-5);
@@ -695,15 +697,15 @@ TEST_F(AttendPacked, ScalesThatAreZeroGiveTheZeroPoint) {
     block.scales = zero.data();
     std::vector<float> want(40 * 64);
     unpack_blocks(packed.format(), {&block, 1}, want.data(), stream_);
-    Lane lane(64, 1);
-    PackedLane one = lane.lane();
+    Head head(64, 1);
+    PackedHead one = head.head();
     std::vector<float> weights(40);
-    SlotRun run;
-    run.slots = 40;
-    run.format = &packed.format();
-    run.blocks = {&block, 1};
+    SlotSegment segment;
+    segment.slots = 40;
+    segment.format = &packed.format();
+    segment.blocks = {&block, 1};
     one.slots = 40;
-    one.keys = one.values = {&run, 1};
+    one.keys = one.values = {&segment, 1};
     one.weights = weights.data();
     attend_packed({&one, 1}, 1, 64, 0.1f, stream_);
     for (size_t c = 0; c < 64; ++c) {
@@ -724,19 +726,19 @@ std::vector<double> remapped(const std::vector<float>& scores, const ScoreRemap&
   const float q = 1;
   std::vector<float> weights(scores.size());
   float out = 0;
-  SlotRun run;
-  run.slots = static_cast<int>(scores.size());
-  run.rows = reinterpret_cast<const std::byte*>(scores.data());
-  run.dtype = DType::kF32;
-  PackedLane lane;
-  lane.q = &q;
-  lane.keys = lane.values = {&run, 1};
-  lane.remaps = {&remap, 1};
-  lane.slots = run.slots;
-  lane.weights = weights.data();
-  lane.out = &out;
-  attend_packed({&lane, 1}, 1, 1, 1, stream);
-  *guarded = lane.guarded_remaps;
+  SlotSegment segment;
+  segment.slots = static_cast<int>(scores.size());
+  segment.rows = reinterpret_cast<const std::byte*>(scores.data());
+  segment.dtype = DType::kF32;
+  PackedHead head;
+  head.q = &q;
+  head.keys = head.values = {&segment, 1};
+  head.remaps = {&remap, 1};
+  head.slots = segment.slots;
+  head.weights = weights.data();
+  head.out = &out;
+  attend_packed({&head, 1}, 1, 1, 1, stream);
+  *guarded = head.guarded_remaps;
   // Scores relative to the last one.
   std::vector<double> relative;
   for (const float weight : weights) {
@@ -778,58 +780,58 @@ TEST_F(AttendPacked, RemapsScoresAsWorkedByHand) {
 }
 
 TEST_F(AttendPacked, RemapsSeveralRangesOfEveryQuery) {
-  Lane lane(64, 4);
-  lane.add_keys(DType::kF16, 10);
-  lane.add_keys(one_section(CodeFormat::kBits1, ScaleAxis::kChannel, 64), {{77, 0.1}});
-  lane.add_keys(DType::kF16, 50);
-  lane.add_values(one_section(CodeFormat::kBits1, ScaleAxis::kChannel, 64),
-                  {{static_cast<int>(lane.slots()), 0}});
-  lane.add_remap({10, 60, 0, 3, true});
-  lane.add_remap({75, 31, 1, 2, false});
-  EXPECT_LE(lane.error(stream_), kTolerance);
+  Head head(64, 4);
+  head.add_keys(DType::kF16, 10);
+  head.add_keys(one_section(CodeFormat::kBits1, ScaleAxis::kChannel, 64), {{77, 0.1}});
+  head.add_keys(DType::kF16, 50);
+  head.add_values(one_section(CodeFormat::kBits1, ScaleAxis::kChannel, 64),
+                  {{static_cast<int>(head.slots()), 0}});
+  head.add_remap({10, 60, 0, 3, true});
+  head.add_remap({75, 31, 1, 2, false});
+  EXPECT_LE(head.error(stream_), kTolerance);
 }
 
 // ------------------------------------------------------------------------------------ independence
 
-/// Lanes of different content.
-std::deque<Lane> some_lanes(int q_per_kv) {
-  std::deque<Lane> lanes;
+/// KV heads of different content.
+std::deque<Head> some_heads(int q_per_kv) {
+  std::deque<Head> heads;
   for (int i = 0; i < 7; ++i) {
-    Lane& lane = lanes.emplace_back(80, q_per_kv, 100 * static_cast<unsigned>(i) + 1);
-    lane.add_keys(one_section(CodeFormat::kBits2, kEveryAxis[i % 3], 80),
+    Head& head = heads.emplace_back(80, q_per_kv, 100 * static_cast<unsigned>(i) + 1);
+    head.add_keys(one_section(CodeFormat::kBits2, kEveryAxis[i % 3], 80),
                   {{32, 0}, {32, 0.2}, {5 + 20 * i, 0}});
-    lane.add_keys(DType::kF16, 3 + static_cast<size_t>(i));
-    lane.add_values(one_section(kEveryCode[i], kEveryAxis[(i + 1) % 3], 80),
-                    {{static_cast<int>(lane.slots()) - 20, 0}});
-    lane.add_values(DType::kF16, 20);
+    head.add_keys(DType::kF16, 3 + static_cast<size_t>(i));
+    head.add_values(one_section(kEveryCode[i], kEveryAxis[(i + 1) % 3], 80),
+                    {{static_cast<int>(head.slots()) - 20, 0}});
+    head.add_values(DType::kF16, 20);
   }
-  return lanes;
+  return heads;
 }
 
 TEST_F(AttendPacked, IsBitIdenticalForAnyNumberOfThreadsAndAnyBatch) {
   for (int q_per_kv : {1, 5}) {
-    std::deque<Lane> lanes = some_lanes(q_per_kv);
+    std::deque<Head> heads = some_heads(q_per_kv);
     std::vector<std::vector<float>> alone;
-    for (Lane& lane : lanes) {
-      lane.set_scale(0.3f);
-      alone.push_back(lane.run(stream_));
+    for (Head& head : heads) {
+      head.set_scale(0.3f);
+      alone.push_back(head.run(stream_));
     }
     for (int threads : {1, 3}) {
       ThreadPool pool(threads);
       Stream stream(pool);
-      std::vector<PackedLane> all;
-      for (Lane& lane : lanes) all.push_back(lane.lane());
+      std::vector<PackedHead> all;
+      for (Head& head : heads) all.push_back(head.head());
       attend_packed(all, q_per_kv, 80, 0.3f, stream);
-      for (size_t i = 0; i < lanes.size(); ++i) EXPECT_EQ(lanes[i].out(), alone[i]) << i;
+      for (size_t i = 0; i < heads.size(); ++i) EXPECT_EQ(heads[i].out(), alone[i]) << i;
     }
   }
 }
 
 TEST_F(AttendPacked, AllocatesNothingOnceWarm) {
-  Lane lane(128, 4);
-  lane.add_keys(one_section(CodeFormat::kBits2, ScaleAxis::kChannel, 128), {{32, 0}, {32, 0}});
-  lane.add_values(one_section(CodeFormat::kBits2, ScaleAxis::kToken, 128), {{64, 0}});
-  PackedLane one = lane.lane();
+  Head head(128, 4);
+  head.add_keys(one_section(CodeFormat::kBits2, ScaleAxis::kChannel, 128), {{32, 0}, {32, 0}});
+  head.add_values(one_section(CodeFormat::kBits2, ScaleAxis::kToken, 128), {{64, 0}});
+  PackedHead one = head.head();
   attend_packed({&one, 1}, 4, 128, 0.1f, stream_);
   const size_t before = allocations();
   attend_packed({&one, 1}, 4, 128, 0.1f, stream_);
@@ -837,16 +839,16 @@ TEST_F(AttendPacked, AllocatesNothingOnceWarm) {
 }
 
 TEST_F(AttendPacked, RefusesWhatDoesNotAddUp) {
-  Lane lane(64, 1);
-  lane.add_keys(one_section(CodeFormat::kBits2, ScaleAxis::kChannel, 64), {{32, 0}, {32, 0.3}});
-  lane.add_values(DType::kF16, lane.slots());
-  PackedLane good = lane.lane();
-  const auto message = [&](PackedLane one, int head_dim = 64) {
+  Head head(64, 1);
+  head.add_keys(one_section(CodeFormat::kBits2, ScaleAxis::kChannel, 64), {{32, 0}, {32, 0.3}});
+  head.add_values(DType::kF16, head.slots());
+  PackedHead good = head.head();
+  const auto message = [&](PackedHead one, int head_dim = 64) {
     return testing::message_of(ErrorCode::kInvalidArgument, [&] {
       attend_packed({&one, 1}, 1, head_dim, 0.1f, stream_);
     });
   };
-  PackedLane bad = good;
+  PackedHead bad = good;
   bad.slots += 1;
   EXPECT_THAT(message(bad), HasSubstr("the keys hold"));
   bad = good;
@@ -856,7 +858,7 @@ TEST_F(AttendPacked, RefusesWhatDoesNotAddUp) {
   bad.weights = nullptr;
   EXPECT_THAT(message(bad), HasSubstr("has no query, weights or output"));
   bad = good;
-  std::vector<SlotRun> keys = lane.keys();
+  std::vector<SlotSegment> keys = head.keys();
   bad.keys = keys;
   PackedFormat narrow = *keys[0].format;
   narrow.section[0].channels = 48;
@@ -864,11 +866,11 @@ TEST_F(AttendPacked, RefusesWhatDoesNotAddUp) {
   keys[0].q = nullptr;
   EXPECT_THAT(message(bad), HasSubstr("packed keys have 48 channels, but the query has 64"));
   bad = good;
-  keys = lane.keys();
+  keys = head.keys();
   bad.keys = keys;
   keys[0].slots -= 1;
   EXPECT_THAT(message(bad), HasSubstr("the blocks of a segment hold"));
-  keys = lane.keys();
+  keys = head.keys();
   std::vector<PackedBlock> blocks(keys[0].blocks.begin(), keys[0].blocks.end());
   keys[0].blocks = blocks;
   blocks[1].live_rows += 1;
@@ -877,7 +879,7 @@ TEST_F(AttendPacked, RefusesWhatDoesNotAddUp) {
   blocks[0].zeros = nullptr;
   EXPECT_THAT(message(bad), HasSubstr("zero points"));
   // Of blocks that lie evenly the first and the last are looked at.
-  keys = lane.keys();
+  keys = head.keys();
   blocks.assign(keys[0].blocks.begin(), keys[0].blocks.end());
   blocks = {blocks[0], blocks[0], blocks[0]};
   blocks[2].rows = blocks[2].live_rows = 7;
@@ -892,7 +894,7 @@ TEST_F(AttendPacked, RefusesWhatDoesNotAddUp) {
   blocks[2].rows = blocks[2].live_rows = 7;
   blocks[2].scales = nullptr;
   EXPECT_THAT(message(bad), HasSubstr("has no codes"));
-  keys = lane.keys();
+  keys = head.keys();
   PackedFormat format = *keys[0].format;
   keys[0].format = &format;
   format.meta = DType::kBF16;
@@ -904,14 +906,14 @@ TEST_F(AttendPacked, RefusesWhatDoesNotAddUp) {
   format.sections = 2;
   EXPECT_THAT(message(bad), HasSubstr("2 sections"));
   bad = good;
-  bad.values = lane.keys();
+  bad.values = head.keys();
   EXPECT_THAT(message(bad, 48), HasSubstr("head_dim 48"));
   bad = good;
   const ScoreRemap remap{1, good.slots, 0, 0, true};
   bad.remaps = {&remap, 1};
   EXPECT_THAT(message(bad), HasSubstr("remap"));
   bad = good;
-  std::vector<SlotRun> values = lane.values();
+  std::vector<SlotSegment> values = head.values();
   const std::vector<uint64_t> none(4, 0);
   values[0].selection = none.data();
   values[0].selected_of = good.slots;

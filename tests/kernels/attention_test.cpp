@@ -330,7 +330,7 @@ struct Piece {
         out(queries * dim, std::nanf("")),
         cached{keys.bytes.data(), values.bytes.data(), dtype, static_cast<int64_t>(rows)} {}
 
-  DecodePiece decode() { return {q.data(), cached, {max.data(), sum.data(), out.data()}}; }
+  DecodeSplit decode() { return {q.data(), cached, {max.data(), sum.data(), out.data()}}; }
   SoftmaxState state() { return {max.data(), sum.data(), out.data()}; }
 
   std::vector<double> expected(float scale) const {
@@ -364,7 +364,7 @@ struct Piece {
 };
 
 void attend_one_piece(Piece& piece, float scale, Stream& stream) {
-  const DecodePiece decode = piece.decode();
+  const DecodeSplit decode = piece.decode();
   attend_rows({&decode, 1}, static_cast<int>(piece.max.size()), static_cast<int>(piece.head_dim),
               scale, stream);
 }
@@ -489,7 +489,7 @@ TEST(AttendRows, PiecesMergeToTheWhole) {
     const std::vector<double> expected(one.begin(), one.end());
 
     std::vector<Piece> parts;
-    std::vector<DecodePiece> pieces;
+    std::vector<DecodeSplit> pieces;
     std::vector<SoftmaxState> states;
     const std::vector<size_t> cuts = {0, 1, 64, 64, 700, 1000};
     for (size_t i = 0; i + 1 < cuts.size(); ++i) {
@@ -519,10 +519,10 @@ TEST(AttendRows, IsBitIdenticalForAnyBatchAndNumberOfThreads) {
     Stream stream(pool);
     std::vector<Piece> pieces;
     for (unsigned i = 0; i < kPieces; ++i) pieces.emplace_back(i * 37, 7, 72, DType::kF16, i);
-    std::vector<DecodePiece> decode;
+    std::vector<DecodeSplit> decode;
     for (Piece& piece : pieces) decode.push_back(piece.decode());
     if (alone) {
-      for (const DecodePiece& piece : decode) attend_rows({&piece, 1}, 7, 72, 0.1f, stream);
+      for (const DecodeSplit& piece : decode) attend_rows({&piece, 1}, 7, 72, 0.1f, stream);
     } else {
       attend_rows(decode, 7, 72, 0.1f, stream);
     }
@@ -545,7 +545,7 @@ TEST(AttendRows, AllocatesNothing) {
   Stream stream(pool);
   std::vector<Piece> pieces;
   for (unsigned i = 0; i < 8; ++i) pieces.emplace_back(200, 4, 128, DType::kF16, i);
-  std::vector<DecodePiece> decode;
+  std::vector<DecodeSplit> decode;
   for (Piece& piece : pieces) decode.push_back(piece.decode());
   attend_rows(decode, 4, 128, 0.1f, stream);
   const size_t before = allocations();
@@ -557,7 +557,7 @@ TEST(AttendRows, RefusesWhatItCannotRead) {
   ThreadPool pool(1);
   Stream stream(pool);
   Piece good(3, 1, 8, DType::kF32, 1);
-  const auto code = [&](DecodePiece piece, int queries, int head_dim) {
+  const auto code = [&](DecodeSplit piece, int queries, int head_dim) {
     try {
       attend_rows({&piece, 1}, queries, head_dim, 1, stream);
     } catch (const Error& e) {
@@ -568,7 +568,7 @@ TEST(AttendRows, RefusesWhatItCannotRead) {
   };
   EXPECT_EQ(code(good.decode(), 1, 8), "no error");
   EXPECT_THAT(code(good.decode(), 0, 8), testing::HasSubstr("q_per_kv 0"));
-  DecodePiece bad = good.decode();
+  DecodeSplit bad = good.decode();
   bad.cached.dtype = DType::kI32;
   EXPECT_THAT(code(bad, 1, 8), testing::HasSubstr("i32"));
   bad = good.decode();

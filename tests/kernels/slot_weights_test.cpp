@@ -15,8 +15,8 @@ TEST(SlotWeights, AddTheMeanOverQueriesAndBeginNewSlotsAtZero) {
   Stream stream(pool);
   const std::vector<float> weights{1, 2, 3, 5, 6, 9};  // two queries, three slots
   std::vector<float> sums{10, 20, 1e30f};              // the third has never been written
-  const SlotWeights lane{weights.data(), sums.data(), 3, 2};
-  add_slot_weights({&lane, 1}, 2, stream);
+  const SlotWeights head{weights.data(), sums.data(), 3, 2};
+  add_slot_weights({&head, 1}, 2, stream);
   EXPECT_THAT(sums, ElementsAre(13, 24, 6));
 }
 
@@ -25,8 +25,8 @@ TEST(SlotWeights, OfOneStepAreItsOwn) {
   Stream stream(pool);
   const std::vector<float> weights{1, 2, 3, 5, 6, 9};
   std::vector<float> sums{10, 20, 1e30f};
-  const SlotWeights lane{weights.data(), sums.data(), 3, 0};
-  add_slot_weights({&lane, 1}, 2, stream);
+  const SlotWeights head{weights.data(), sums.data(), 3, 0};
+  add_slot_weights({&head, 1}, 2, stream);
   EXPECT_THAT(sums, ElementsAre(3, 4, 6));
 }
 

@@ -70,7 +70,7 @@ class Forks {
   std::unique_ptr<KvCache> feeding;
 };
 
-/// Bytes of packed blocks that several planes of `ids` hold.
+/// Bytes of packed blocks that several buffers of `ids` hold.
 size_t bytes_held_twice(KvCache& cache, const std::vector<SequenceId>& ids) {
   auto* policy = dynamic_cast<PolicyCache*>(&cache);
   if (policy == nullptr) return 0;
@@ -79,11 +79,12 @@ size_t bytes_held_twice(KvCache& cache, const std::vector<SequenceId>& ids) {
   for (const SequenceId id : ids) {
     for (int layer = 0; layer < cache.shape().layers; ++layer) {
       for (const HeadState& head : policy->layer(id, layer).heads) {
-        for (const StorePlanes& planes : head.stores) {
-          for (const Plane* plane : {&planes.keys, &planes.values, &planes.protected_values}) {
-            for (const PackedBlock& block : plane->blocks.all()) {
+        for (const StoreBuffers& buffers : head.stores) {
+          for (const KvBuffer* buffer :
+               {&buffers.keys, &buffers.values, &buffers.protected_values}) {
+            for (const PackedBlock& block : buffer->blocks.all()) {
               const bool again = !seen.insert(block.scales).second;
-              if (again) bytes += plane->layout().packed_bytes(block.rows);
+              if (again) bytes += buffer->layout().packed_bytes(block.rows);
             }
           }
         }

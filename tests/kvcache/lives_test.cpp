@@ -103,9 +103,9 @@ TEST_P(Lives, AreSeenInTheMiddleOfAStep) {
         std::vector<float> x[3] = {feeder.q(input, layer), feeder.k(input, layer),
                                    feeder.v(input, layer)};
         const TensorView q(x[0].data(), DType::kF32, {1, shape.q_heads, shape.head_dim});
-        const Shape lanes{1, shape.kv_heads, shape.head_dim};
-        cache->attend(layer, q, TensorView(x[1].data(), DType::kF32, lanes),
-                      TensorView(x[2].data(), DType::kF32, lanes), q, feeder.scale(),
+        const Shape heads{1, shape.kv_heads, shape.head_dim};
+        cache->attend(layer, q, TensorView(x[1].data(), DType::kF32, heads),
+                      TensorView(x[2].data(), DType::kF32, heads), q, feeder.scale(),
                       feeder.stream());
       }
       for (size_t head = 0; head < static_cast<size_t>(shape.kv_heads); ++head) {

@@ -501,11 +501,11 @@ TEST_P(EverySpec, ReservesWhatItNeeds) {
 
 INSTANTIATE_TEST_SUITE_P(Specs, EverySpec, testing::ValuesIn(kSpecs), name_of_spec);
 
-class ManyLanes : public testing::TestWithParam<const char*> {};
+class ManyHeads : public testing::TestWithParam<const char*> {};
 
 /// From some thousand KV heads on, threads share the bookkeeping (kSharedHeads): outputs, slots and
 /// bytes are those of one thread, and of sequences by themselves, to the bit.
-TEST_P(ManyLanes, ThreadsChangeNothing) {
+TEST_P(ManyHeads, ThreadsChangeNothing) {
   const CacheShape shape = shape_of(2, 8, 1, 8);
   constexpr int kSequences = 140;
   constexpr int kSteps = 20;
@@ -564,12 +564,12 @@ TEST_P(ManyLanes, ThreadsChangeNothing) {
   }
 }
 
-TEST_P(ManyLanes, DecodeAllocatesNothing) {
+TEST_P(ManyHeads, DecodeAllocatesNothing) {
   EXPECT_EQ(allocations_of_decode(GetParam(), shape_of(2, 8, 1, 8), 130, 40), 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Specs, ManyLanes,
+    Specs, ManyHeads,
     testing::Values("kivi,group=4,residual=8", "int4", "calibquant + int4,scope=text",
                     "vidkv,group=4,residual=8", "vidkv,group=4,residual=8,protect=0.2",
                     "vidkv,group=4,residual=8,flush=requant_key",

@@ -34,7 +34,7 @@ class PolicySequence {
  public:
   PolicySequence(const std::string& text, const CacheShape& shape) : shape_(shape) {
     layers_.resize(static_cast<size_t>(shape.layers));
-    for (Layer& layer : layers_) layer.lanes.resize(kv_heads());
+    for (Layer& layer : layers_) layer.heads.resize(kv_heads());
     const auto plan = plan_cache(parse_spec(text), shape);
     full_ = plan->rows;
     split_ = plan->split;
@@ -69,14 +69,14 @@ class PolicySequence {
   }
 
   size_t rows() const noexcept { return rows_; }
-  /// Slots of a lane.
+  /// Slots of a KV head.
   size_t slots(int layer, size_t head) const {
-    return layers_[static_cast<size_t>(layer)].lanes[head].slots.size();
+    return layers_[static_cast<size_t>(layer)].heads[head].slots.size();
   }
-  /// Tokens of a lane's slots.
+  /// Tokens of a KV head's slots.
   std::vector<int> tokens(int layer, size_t head) const {
     std::vector<int> all;
-    for (const Slot& slot : layers_[static_cast<size_t>(layer)].lanes[head].slots) {
+    for (const Slot& slot : layers_[static_cast<size_t>(layer)].heads[head].slots) {
       all.push_back(slot.token);
     }
     return all;
@@ -136,7 +136,7 @@ class PolicySequence {
           slot.token = static_cast<int>(j);
           slot.visual = modality[j] != kTextRow;
           slot.image = modality[j];
-          state.lanes[head].slots.push_back(slot);
+          state.heads[head].slots.push_back(slot);
         }
       }
       if (rule_ && rule_->scores_rows()) {
@@ -148,11 +148,11 @@ class PolicySequence {
     if (prompt) {
       // Exact over what was stored before the pass and the rows of the pass so far.
       for (size_t head = 0; head < kv_heads(); ++head) {
-        sums[head].resize(state.lanes[head].slots.size() + rows);
+        sums[head].resize(state.heads[head].slots.size() + rows);
       }
       for (size_t r = 0; r < rows; ++r) {
         for (size_t head = 0; head < q_heads(); ++head) {
-          std::vector<Slot> seen = state.lanes[head / q_per_kv()].slots;
+          std::vector<Slot> seen = state.heads[head / q_per_kv()].slots;
           const size_t past = seen.size();
           for (size_t j = 0; j <= r; ++j) seen.push_back(given(k, v, j, head / q_per_kv()));
           std::vector<double> weight;
@@ -166,7 +166,7 @@ class PolicySequence {
       }
       if (rule_ && rule_->weighs_by_step()) forget_weights(state);
       for (size_t head = 0; head < kv_heads(); ++head) {
-        std::vector<Slot>& slots = state.lanes[head].slots;
+        std::vector<Slot>& slots = state.heads[head].slots;
         for (size_t j = 0; j < slots.size(); ++j) slots[j].weight += sums[head][j];
       }
     }
@@ -179,17 +179,17 @@ class PolicySequence {
         slot.token = static_cast<int>(rows_ + r);
         slot.visual = visual;
         if (prompt) slot.weight = sums[head][sums[head].size() - rows + r];
-        state.lanes[head].slots.push_back(slot);
+        state.heads[head].slots.push_back(slot);
       }
       if (!prompt) {
         if (rule_ && rule_->weighs_by_step()) forget_weights(state);
         for (size_t head = 0; head < q_heads(); ++head) {
-          Lane& lane = state.lanes[head / q_per_kv()];
+          KvHead& kv_head = state.heads[head / q_per_kv()];
           std::vector<double> weight;
-          append(out[r], attend_slots(q + (r * q_heads() + head) * dim(), lane.slots, scale, layer,
-                                      true, weight));
+          append(out[r], attend_slots(q + (r * q_heads() + head) * dim(), kv_head.slots, scale,
+                                      layer, true, weight));
           for (size_t j = 0; j < weight.size(); ++j) {
-            lane.slots[j].weight += weight[j] / static_cast<double>(q_per_kv());
+            kv_head.slots[j].weight += weight[j] / static_cast<double>(q_per_kv());
           }
         }
       }
@@ -227,20 +227,20 @@ class PolicySequence {
       }
       const std::optional<Packer>& rest = packers_[kRest][static_cast<size_t>(l)];
       for (size_t head = 0; head < kv_heads(); ++head) {
-        const Lane& lane = layer.lanes[head];
+        const KvHead& kv_head = layer.heads[head];
         size_t bits = 0;
-        for (const Slot& slot : lane.slots) {
+        for (const Slot& slot : kv_head.slots) {
           const size_t full = dim() * (full_ == DType::kF32 ? 4 : 2);
           if (slot.k_block < 0) sum += full;
           if (slot.v_block < 0) sum += full;
           if (slot.v_block >= 0 && store_of(slot) == kRest) ++bits;
         }
-        for (const Block& block : lane.blocks) {
+        for (const Block& block : kv_head.blocks) {
           if (block.live == 0) continue;
           sum += block.scheme->meta_bytes(block.rows);
           if (!block.shared) sum += block.rows * block.scheme->row_bytes();
         }
-        if (rule_ && rule_->weighs_in_decode()) sum += 4 * lane.slots.size();
+        if (rule_ && rule_->weighs_in_decode()) sum += 4 * kv_head.slots.size();
         sum += 4 * dim() * static_cast<size_t>(layer.sinks);  // keys before they were rotated
         if (rest && rest->protect > 0 && (head == 0 || (rule_ && rule_->per_head()))) {
           sum += (bits + 7) / 8;
@@ -256,7 +256,7 @@ class PolicySequence {
     int token = 0;
     bool visual = false;
     int image = -1;
-    int k_block = -1;  // of the lane's blocks; -1: full precision
+    int k_block = -1;  // of the KV head's blocks; -1: full precision
     int v_block = -1;
     double weight = 0;
     double score = 0;  // of the prompt's rows: what decode goes by
@@ -275,13 +275,13 @@ class PolicySequence {
     size_t store;
     bool apart;
   };
-  struct Lane {
+  struct KvHead {
     std::vector<Slot> slots;  // in the order of the tokens
     std::vector<Block> blocks;
     std::array<std::vector<size_t>, 2> order;  // of each store's key channels (VidKV)
   };
   struct Layer {
-    std::vector<Lane> lanes;
+    std::vector<KvHead> heads;
     LayerScores scores;
     int kept = 0;
     double forget = 0;
@@ -318,17 +318,17 @@ class PolicySequence {
     return slot;
   }
   static void forget_weights(Layer& state) {
-    for (Lane& lane : state.lanes) {
-      for (Slot& slot : lane.slots) slot.weight = 0;
+    for (KvHead& kv_head : state.heads) {
+      for (Slot& slot : kv_head.slots) slot.weight = 0;
     }
   }
   /// A layer right after its prompt, with the prompt's queries (rows, q_heads, head_dim).
   StoredLayer stored_layer(const Layer& state, const float* q, size_t rows, double scale) const {
     StoredLayer layer;
-    for (const Lane& lane : state.lanes) {
+    for (const KvHead& kv_head : state.heads) {
       layer.keys.emplace_back();
       layer.values.emplace_back();
-      for (const Slot& slot : lane.slots) {
+      for (const Slot& slot : kv_head.slots) {
         layer.keys.back().push_back(slot.k);
         layer.values.back().push_back(slot.v);
       }
@@ -412,12 +412,12 @@ class PolicySequence {
     state.kept = static_cast<int>(selection.slots[0].size());
     state.forget = selection.forget;
     for (size_t head = 0; head < kv_heads(); ++head) {
-      Lane& lane = state.lanes[head];
+      KvHead& kv_head = state.heads[head];
       const std::vector<int>& kept = selection.slots[selection.slots.size() > 1 ? head : 0];
       if (rule_->merge() != Merge::kNone && state.kept < n) {
         Rows k;
         Rows v;
-        for (const Slot& slot : lane.slots) {
+        for (const Slot& slot : kv_head.slots) {
           k.push_back(slot.k);
           v.push_back(slot.v);
         }
@@ -425,8 +425,8 @@ class PolicySequence {
             merge_targets(rule_->merge(), k, kept, selection.lone_first, selection.lone_last);
         merge_into(targets, k);
         merge_into(targets, v);
-        for (size_t i = 0; i < lane.slots.size(); ++i) {
-          Slot& slot = lane.slots[i];
+        for (size_t i = 0; i < kv_head.slots.size(); ++i) {
+          Slot& slot = kv_head.slots[i];
           for (size_t d = 0; d < dim(); ++d) {
             slot.k[d] = stored(k[i][d], full_);
             slot.v[d] = stored(v[i][d], full_);
@@ -435,14 +435,14 @@ class PolicySequence {
       }
       std::vector<Slot> slots;
       for (const int row : kept) {
-        slots.push_back(lane.slots[static_cast<size_t>(row)]);
+        slots.push_back(kv_head.slots[static_cast<size_t>(row)]);
         Slot& slot = slots.back();
         slot.weight = state.scores.importance[head][static_cast<size_t>(row)];
         slot.of_prompt = true;
         slot.score =
             selection.scores[selection.slots.size() > 1 ? head : 0][static_cast<size_t>(row)];
       }
-      lane.slots = std::move(slots);
+      kv_head.slots = std::move(slots);
     }
     if (rule_->rerotates() && state.kept < n) {
       int sinks = 0;
@@ -454,10 +454,10 @@ class PolicySequence {
   void turn(Layer& state, int sinks, int by) {
     if (state.sinks == 0) {
       state.sinks = sinks;
-      for (const Lane& lane : state.lanes) {
+      for (const KvHead& kv_head : state.heads) {
         state.sink_keys.emplace_back();
         for (int i = 0; i < sinks; ++i) {
-          state.sink_keys.back().push_back(lane.slots[static_cast<size_t>(i)].k);
+          state.sink_keys.back().push_back(kv_head.slots[static_cast<size_t>(i)].k);
         }
       }
     }
@@ -466,7 +466,7 @@ class PolicySequence {
     for (size_t head = 0; head < kv_heads(); ++head) {
       for (size_t i = 0; i < static_cast<size_t>(state.sinks); ++i) {
         const std::vector<float>& from = state.sink_keys[head][i];
-        std::vector<float>& to = state.lanes[head].slots[i].k;
+        std::vector<float>& to = state.heads[head].slots[i].k;
         for (size_t f = 0; f < half; ++f) {
           const double angle = state.turned * static_cast<double>(shape_.rope_frequencies[f]);
           const double a = static_cast<double>(from[f]);
@@ -479,10 +479,10 @@ class PolicySequence {
     }
   }
 
-  /// Slots of a lane's store, oldest first.
-  std::vector<Slot*> of_store(Lane& lane, size_t store) const {
+  /// Slots of a KV head's store, oldest first.
+  std::vector<Slot*> of_store(KvHead& kv_head, size_t store) const {
     std::vector<Slot*> all;
-    for (Slot& slot : lane.slots) {
+    for (Slot& slot : kv_head.slots) {
       if (store_of(slot) == store) all.push_back(&slot);
     }
     return all;
@@ -495,7 +495,7 @@ class PolicySequence {
           numbers_of_layer(how.keys, state, store, true),
           numbers_of_layer(how.values, state, store, false)};
       for (size_t head = 0; head < kv_heads(); ++head) {
-        const std::vector<Slot*> all = of_store(state.lanes[head], store);
+        const std::vector<Slot*> all = of_store(state.heads[head], store);
         for (size_t first = 0; first < all.size();) {
           size_t end = all.size();
           if (how.per_image) {
@@ -518,8 +518,8 @@ class PolicySequence {
     for (const bool keys : {true, false}) {
       const Scheme& scheme = keys ? how.keys : how.values;
       std::vector<int> counts;
-      for (Lane& lane : state.lanes) {
-        const auto rows = static_cast<int>(of_store(lane, store).size());
+      for (KvHead& kv_head : state.heads) {
+        const auto rows = static_cast<int>(of_store(kv_head, store).size());
         counts.push_back(std::max(0, rows - scheme.hold) / scheme.unit * scheme.unit);
       }
       flush_rows(layer, state, store, keys, counts);
@@ -535,9 +535,9 @@ class PolicySequence {
   /// What all heads hold, where they share a range; else nothing.
   std::vector<float> numbers_of_layer(const Scheme& scheme, Layer& state, size_t store, bool keys) {
     std::vector<float> numbers;
-    for (Lane& lane : state.lanes) {
+    for (KvHead& kv_head : state.heads) {
       if (!scheme.range_of_layer) break;
-      for (const Slot* slot : of_store(lane, store)) {
+      for (const Slot* slot : of_store(kv_head, store)) {
         const std::vector<float>& x = keys ? slot->k : slot->v;
         numbers.insert(numbers.end(), x.begin(), x.end());
       }
@@ -550,10 +550,10 @@ class PolicySequence {
     const std::vector<double> of_tokens =
         how.protects_by_chance ? chance_scores(*how.protects_by_chance, protection_.size())
                                : protection_;
-    for (Lane& lane : state.lanes) {
+    for (KvHead& kv_head : state.heads) {
       std::vector<double> scores;
       std::vector<bool> visual;
-      const std::vector<Slot*> all = of_store(lane, kRest);
+      const std::vector<Slot*> all = of_store(kv_head, kRest);
       for (const Slot* slot : all) {
         scores.push_back(of_tokens[static_cast<size_t>(slot->token)]);
         visual.push_back(slot->visual);
@@ -570,16 +570,16 @@ class PolicySequence {
     const Packer& how = packer(store, layer);
     const bool repacks = keys ? how.repacks_keys : how.repacks_values;
     if (*std::max_element(counts.begin(), counts.end()) == 0) return;
-    // The rows of each lane that are packed now; with repacking also those that were before.
+    // The rows of each KV head that are packed now; with repacking also those that were before.
     std::vector<std::vector<Slot*>> rows(kv_heads());
     for (size_t head = 0; head < kv_heads(); ++head) {
-      Lane& lane = state.lanes[head];
+      KvHead& kv_head = state.heads[head];
       int left = counts[head];
-      for (Slot* slot : of_store(lane, store)) {
+      for (Slot* slot : of_store(kv_head, store)) {
         const int block = keys ? slot->k_block : slot->v_block;
         if (block >= 0) {
-          if (!repacks || lane.blocks[static_cast<size_t>(block)].apart) continue;
-          lane.blocks[static_cast<size_t>(block)].live = 0;
+          if (!repacks || kv_head.blocks[static_cast<size_t>(block)].apart) continue;
+          kv_head.blocks[static_cast<size_t>(block)].live = 0;
           rows[head].push_back(slot);
         } else if (left > 0) {
           --left;
@@ -612,7 +612,7 @@ class PolicySequence {
       for (const Slot* slot : rows[head]) keys[head].push_back(slot->k);
     }
     for (size_t head = 0; head < kv_heads(); ++head) {
-      state.lanes[head].order[store] = channel_order(
+      state.heads[head].order[store] = channel_order(
           how.order_per_head ? std::vector<Rows>{keys[head]} : keys, how.finer, how.criterion);
     }
     state.learned[store] = true;
@@ -635,14 +635,14 @@ class PolicySequence {
     if (slots.empty()) return;
     const auto at = static_cast<size_t>(layer);
     const Packer& how = packer(store, layer);
-    Lane& lane = layers_[at].lanes[head];
+    KvHead& kv_head = layers_[at].heads[head];
     Rows x;
     for (const Slot* slot : slots) x.push_back(keys ? slot->k : slot->v);
     std::optional<Spectrum> spectrum;
     if (keys && how.fft) spectrum.emplace(dim() - how.finer);
     const Spectrum* turn = spectrum ? &*spectrum : nullptr;
     const bool reorders = keys && how.reorders_keys;
-    if (reorders) to_packed_channels(lane.order[store], turn, how.finer, x);
+    if (reorders) to_packed_channels(kv_head.order[store], turn, how.finer, x);
     const std::vector<int>& owners = keys ? sharing_.keys : sharing_.values;
     const int maker = maker_of(layer, keys);
     const bool shared = !owners.empty() && owners[at] != layer;
@@ -658,12 +658,12 @@ class PolicySequence {
     for (int earlier = 0; earlier < layer; ++earlier) {
       if (maker_of(earlier, keys) == layer) repack(earlier, head, slots, store, keys, codes);
     }
-    if (reorders) from_packed_channels(lane.order[store], turn, how.finer, x);
+    if (reorders) from_packed_channels(kv_head.order[store], turn, how.finer, x);
     // Scales of each token: 32 tokens are one block for the accounting of dead rows.
     int index = -1;
     if (scheme.axis == Axis::kToken && !how.visual_only) {
-      for (size_t b = 0; b < lane.blocks.size(); ++b) {
-        const Block& other = lane.blocks[b];
+      for (size_t b = 0; b < kv_head.blocks.size(); ++b) {
+        const Block& other = kv_head.blocks[b];
         if (other.keys == keys && other.store == store && other.apart == apart && other.rows < 32 &&
             other.live > 0 && other.open) {
           index = static_cast<int>(b);
@@ -671,14 +671,14 @@ class PolicySequence {
       }
     }
     if (index < 0) {
-      for (Block& other : lane.blocks) {
+      for (Block& other : kv_head.blocks) {
         if (other.keys == keys && other.store == store && other.apart == apart) other.open = false;
       }
-      index = static_cast<int>(lane.blocks.size());
-      lane.blocks.push_back({&scheme, 0, 0, shared, true, keys, store, apart});
+      index = static_cast<int>(kv_head.blocks.size());
+      kv_head.blocks.push_back({&scheme, 0, 0, shared, true, keys, store, apart});
     }
-    lane.blocks[static_cast<size_t>(index)].rows += slots.size();
-    lane.blocks[static_cast<size_t>(index)].live += slots.size();
+    kv_head.blocks[static_cast<size_t>(index)].rows += slots.size();
+    kv_head.blocks[static_cast<size_t>(index)].live += slots.size();
     for (size_t i = 0; i < slots.size(); ++i) {
       (keys ? slots[i]->k_codes : slots[i]->v_codes) = codes[i];
       (keys ? slots[i]->k : slots[i]->v) = x[i];
@@ -694,7 +694,7 @@ class PolicySequence {
     return owners.empty() ? layer : makers.empty() ? owners[at] : makers[at];
   }
   Slot& slot_of(int layer, size_t head, int token) {
-    std::vector<Slot>& slots = layers_[static_cast<size_t>(layer)].lanes[head].slots;
+    std::vector<Slot>& slots = layers_[static_cast<size_t>(layer)].heads[head].slots;
     return *std::find_if(slots.begin(), slots.end(),
                          [&](const Slot& slot) { return slot.token == token; });
   }
@@ -722,9 +722,9 @@ class PolicySequence {
       for (const bool keys : {true, false}) {
         const Scheme& scheme = keys ? how->keys : how->values;
         std::vector<int> counts;
-        for (Lane& lane : state.lanes) {
+        for (KvHead& kv_head : state.heads) {
           int full = 0;
-          for (const Slot* slot : of_store(lane, store)) {
+          for (const Slot* slot : of_store(kv_head, store)) {
             if ((keys ? slot->k_block : slot->v_block) < 0) ++full;
           }
           counts.push_back(full >= scheme.trigger ? scheme.rows : 0);
@@ -740,18 +740,18 @@ class PolicySequence {
     const int pair = pairs_.empty() ? layer : pairs_[static_cast<size_t>(layer)];
     int slot = -1;
     for (size_t head = 0; head < kv_heads(); ++head) {
-      Lane& lane = state.lanes[head];
+      KvHead& kv_head = state.heads[head];
       if (head == 0 || rule_->per_head()) {
         std::vector<double> weights;
-        for (size_t i = 0; i < lane.slots.size() && rule_->weighs_in_decode(); ++i) {
+        for (size_t i = 0; i < kv_head.slots.size() && rule_->weighs_in_decode(); ++i) {
           weights.push_back(slot_weight(pair, head, i));
         }
         std::vector<double> scores;
-        for (const Slot& held : lane.slots) {
+        for (const Slot& held : kv_head.slots) {
           if (held.of_prompt) scores.push_back(held.score);
         }
-        slot = pair == layer ? rule_->evict(static_cast<int>(lane.slots.size()), prompt_rows_, step,
-                                            state.kept, state.forget, weights, scores)
+        slot = pair == layer ? rule_->evict(static_cast<int>(kv_head.slots.size()), prompt_rows_,
+                                            step, state.kept, state.forget, weights, scores)
                              : layers_[static_cast<size_t>(pair)].dropped;
         state.dropped = slot;
         if (slot >= 0 && head == 0 && rule_->rerotates()) {
@@ -759,11 +759,11 @@ class PolicySequence {
         }
       }
       if (slot < 0) continue;
-      const Slot& gone = lane.slots[static_cast<size_t>(slot)];
+      const Slot& gone = kv_head.slots[static_cast<size_t>(slot)];
       for (const int block : {gone.k_block, gone.v_block}) {
-        if (block >= 0) --lane.blocks[static_cast<size_t>(block)].live;
+        if (block >= 0) --kv_head.blocks[static_cast<size_t>(block)].live;
       }
-      lane.slots.erase(lane.slots.begin() + slot);
+      kv_head.slots.erase(kv_head.slots.begin() + slot);
     }
   }
 
@@ -771,19 +771,19 @@ class PolicySequence {
   /// (head_shared of docs/formulas.md, "H2O"), or of both layers of a pair ("Shared codes").
   double slot_weight(int pair, size_t head, size_t i) const {
     if (rule_->per_head()) {
-      return layers_[static_cast<size_t>(pair)].lanes[head].slots[i].weight;
+      return layers_[static_cast<size_t>(pair)].heads[head].slots[i].weight;
     }
     double sum = 0;
-    int lanes = 0;
+    int heads = 0;
     for (size_t layer = 0; layer < layers_.size(); ++layer) {
       const int here = pairs_.empty() ? static_cast<int>(layer) : pairs_[layer];
       if (here != pair) continue;
-      for (const Lane& lane : layers_[layer].lanes) {
-        sum += lane.slots[i].weight;
-        ++lanes;
+      for (const KvHead& kv_head : layers_[layer].heads) {
+        sum += kv_head.slots[i].weight;
+        ++heads;
       }
     }
-    return sum / lanes;
+    return sum / heads;
   }
 
  public:

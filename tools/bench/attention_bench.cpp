@@ -82,9 +82,9 @@ void decode(const Options& options, Stream& stream) {
   const Tensor cache = numbers(DType::kF16, {kElements});
   for (const int64_t rows : {4096, 8192}) {
     const int64_t layers = kElements / (2 * kHeads * rows * kHeadDim);
-    const auto run_bytes = static_cast<size_t>(rows * kHeadDim) * sizeof(f16);
-    const auto run = [&](int64_t layer, int64_t index) {
-      return cache.view().data() + static_cast<size_t>(layer * 2 * kHeads + index) * run_bytes;
+    const auto segment_bytes = static_cast<size_t>(rows * kHeadDim) * sizeof(f16);
+    const auto segment = [&](int64_t layer, int64_t index) {
+      return cache.view().data() + static_cast<size_t>(layer * 2 * kHeads + index) * segment_bytes;
     };
     std::vector<uint64_t> sums(kHeads);
     std::vector<std::function<void()>> actions = {[&] {
@@ -92,12 +92,12 @@ void decode(const Options& options, Stream& stream) {
         stream.pool().parallel_for(kHeads, [&](size_t head, int) {
           uint64_t sum[8] = {};
           const std::byte* p = run(layer, 2 * static_cast<int64_t>(head));
-          for (size_t i = 0; i < 2 * run_bytes; i += sizeof sum) {
+          for (size_t i = 0; i < 2 * segment_bytes; i += sizeof sum) {
             uint64_t x[8];
             std::memcpy(x, p + i, sizeof x);
-            for (int lane = 0; lane < 8; ++lane) sum[lane] += x[lane];
+            for (int head = 0; head < 8; ++head) sum[head] += x[head];
           }
-          for (const uint64_t lane : sum) sums[head] += lane;
+          for (const uint64_t head : sum) sums[head] += head;
         });
       }
     }};
@@ -108,7 +108,7 @@ void decode(const Options& options, Stream& stream) {
         Tensor out(DType::kF32, q.shape());
         std::vector<float> max(static_cast<size_t>(kHeads * q_per_kv));
         std::vector<float> sum(max.size());
-        std::vector<DecodePiece> pieces;
+        std::vector<DecodeSplit> pieces;
         for (int64_t layer = 0; layer < layers; ++layer) {
           pieces.clear();
           for (int64_t head = 0; head < kHeads; ++head) {
@@ -122,7 +122,8 @@ void decode(const Options& options, Stream& stream) {
         }
       });
     }
-    const double bytes = static_cast<double>(layers * 2 * kHeads) * static_cast<double>(run_bytes);
+    const double bytes =
+        static_cast<double>(layers * 2 * kHeads) * static_cast<double>(segment_bytes);
     const std::vector<Spread> found = rates(options, bytes, actions);
     const double roof = found[0].median;
     print(fmt::format("read {} rows", rows), found[0], "GB/s", roof);

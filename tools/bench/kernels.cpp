@@ -124,13 +124,13 @@ class Store {
     }
   }
 
-  SlotRun run(int layer, int head, int rows) const {
-    SlotRun run;
-    run.slots = rows;
-    run.format = &format_;
-    run.code_stride = run.scale_stride = per_head_ > 1 ? block_bytes_ : 0;
-    run.blocks = {&blocks_[static_cast<size_t>(layer * heads_ + head) * per_head_], per_head_};
-    return run;
+  SlotSegment run(int layer, int head, int rows) const {
+    SlotSegment segment;
+    segment.slots = rows;
+    segment.format = &format_;
+    segment.code_stride = segment.scale_stride = per_head_ > 1 ? block_bytes_ : 0;
+    segment.blocks = {&blocks_[static_cast<size_t>(layer * heads_ + head) * per_head_], per_head_};
+    return segment;
   }
   size_t bytes() const { return bytes_; }
 
@@ -162,8 +162,8 @@ struct Heads {
 /// once, a step has been counted, and its rows are stored in front of each layer's attention.
 class TableStep {
  public:
-  ///   fixed_runs  of a KV head's keys, or values
-  TableStep(const TableShape& shape, int fixed_runs, int sequences, int rows, Device device)
+  ///   fixed_segments  of a KV head's keys, or values
+  TableStep(const TableShape& shape, int fixed_segments, int sequences, int rows, Device device)
       : layers_(shape.layers),
         windows_(static_cast<size_t>(shape.layers)),
         newest_(DType::kF32, {2, sequences, shape.kv_heads, shape.head_dim}, device) {
@@ -171,17 +171,17 @@ class TableStep {
     TableLoad load;
     load.slots = sequences;
     load.longest = rows + 1;
-    load.fixed_runs = fixed_runs;
+    load.fixed_segments = fixed_segments;
     table_->reserve(load);
     for (int i = 0; i < sequences; ++i) step_.push_back({i, i});
   }
 
-  /// lanes_of(slot, layer) are the KV heads of a sequence.
-  template <class LanesOf>
-  void lay(const LanesOf& lanes_of, Stream& stream) {
+  /// heads_of(slot, layer) are the KV heads of a sequence.
+  template <class HeadsOf>
+  void lay(const HeadsOf& heads_of, Stream& stream) {
     for (const TableRow& row : step_) {
       for (int layer = 0; layer < layers_; ++layer) {
-        table_->set(row.slot, layer, lanes_of(row.slot, layer), stream);
+        table_->set(row.slot, layer, heads_of(row.slot, layer), stream);
       }
     }
     Tensor numbers(DType::kF32, newest_.shape());
@@ -241,17 +241,17 @@ class FullStep {
             .try_emplace(q_per_kv, shape, 0, static_cast<int>(heads_) / kHeadsPerSequence, rows_,
                          stream.device())
             .first->second;
-    std::vector<TableLane> lanes(kHeadsPerSequence);
-    const auto lanes_of = [&](int slot, int layer) {
-      for (size_t h = 0; h < lanes.size(); ++h) {
-        std::byte* rows =
-            of(static_cast<size_t>(layer) * heads_ + static_cast<size_t>(slot) * lanes.size() + h);
-        lanes[h].keys_gained = ring(rows);
-        lanes[h].values_gained = ring(rows + half());
+    std::vector<TableHead> described(kHeadsPerSequence);
+    const auto heads_of = [&](int slot, int layer) {
+      for (size_t h = 0; h < described.size(); ++h) {
+        std::byte* rows = of(static_cast<size_t>(layer) * heads_ +
+                             static_cast<size_t>(slot) * described.size() + h);
+        described[h].keys_gained = ring(rows);
+        described[h].values_gained = ring(rows + half());
       }
-      return std::span<const TableLane>(lanes);
+      return std::span<const TableHead>(described);
     };
-    table.lay(lanes_of, stream);
+    table.lay(heads_of, stream);
   }
 
   void operator()(Heads& heads, int q_per_kv, Stream& stream) {
@@ -314,11 +314,11 @@ class PackedStep {
     // CalibQuant's remap: of all packed slots, from its calibrated ends.
     remap_ = {0, rows_, 0, 3, true};
     remaps_ = {&remap_, remapped ? size_t{1} : size_t{0}};
-    runs_.clear();
+    segments_.clear();
     for (int layer = 0; layer < layers_; ++layer) {
       for (size_t head = 0; head < heads_; ++head) {
-        runs_.push_back(keys_.run(layer, static_cast<int>(head), rows_));
-        runs_.push_back(values_.run(layer, static_cast<int>(head), rows_));
+        segments_.push_back(keys_.run(layer, static_cast<int>(head), rows_));
+        segments_.push_back(values_.run(layer, static_cast<int>(head), rows_));
       }
     }
     if (stream.device().kind == DeviceKind::kCuda) {
@@ -332,8 +332,8 @@ class PackedStep {
     if (table_) return (*table_)(heads, stream);
     const auto q_per_kv = static_cast<int>(heads.q.shape()[1]);
     const auto head_dim = static_cast<int>(heads.q.shape()[2]);
-    for (size_t i = 0; i < lanes_.size(); i += heads_) {
-      attend_packed(std::span(lanes_).subspan(i, heads_), q_per_kv, head_dim, kScale, stream);
+    for (size_t i = 0; i < packed_.size(); i += heads_) {
+      attend_packed(std::span(packed_).subspan(i, heads_), q_per_kv, head_dim, kScale, stream);
     }
   }
 
@@ -341,17 +341,17 @@ class PackedStep {
   void describe(Heads& heads, int q_per_kv, Stream& stream) {
     const Shape shape{static_cast<int64_t>(heads_), q_per_kv, rows_};
     weights_ = Tensor(DType::kF32, shape, stream.device());
-    lanes_.assign(static_cast<size_t>(layers_) * heads_, {});
-    for (size_t i = 0; i < lanes_.size(); ++i) {
-      PackedLane& lane = lanes_[i];
-      lane.q = heads.q_of(i % heads_);
-      lane.keys = {&runs_[2 * i], 1};
-      lane.values = {&runs_[2 * i + 1], 1};
-      lane.remaps = remaps_;
-      lane.slots = rows_;
-      lane.weights = weights_.view().slice(static_cast<int64_t>(i % heads_), 1).as<float>();
-      lane.weights_wanted = false;
-      lane.out = heads.out_of(i % heads_);
+    packed_.assign(static_cast<size_t>(layers_) * heads_, {});
+    for (size_t i = 0; i < packed_.size(); ++i) {
+      PackedHead& packed = packed_[i];
+      packed.q = heads.q_of(i % heads_);
+      packed.keys = {&segments_[2 * i], 1};
+      packed.values = {&segments_[2 * i + 1], 1};
+      packed.remaps = remaps_;
+      packed.slots = rows_;
+      packed.weights = weights_.view().slice(static_cast<int64_t>(i % heads_), 1).as<float>();
+      packed.weights_wanted = false;
+      packed.out = heads.out_of(i % heads_);
     }
   }
 
@@ -369,25 +369,25 @@ class PackedStep {
     shape.remaps = static_cast<int>(remaps_.size());
     table_.emplace(shape, 1, static_cast<int>(heads_) / kHeadsPerSequence, rows_ + full_rows_,
                    stream.device());
-    std::vector<TableLane> lanes(kHeadsPerSequence);
-    const auto lanes_of = [&](int slot, int layer) {
-      for (size_t h = 0; h < lanes.size(); ++h) {
+    std::vector<TableHead> described(kHeadsPerSequence);
+    const auto heads_of = [&](int slot, int layer) {
+      for (size_t h = 0; h < described.size(); ++h) {
         const size_t i =
-            static_cast<size_t>(layer) * heads_ + static_cast<size_t>(slot) * lanes.size() + h;
+            static_cast<size_t>(layer) * heads_ + static_cast<size_t>(slot) * described.size() + h;
         const TensorView rings = rings_.view().slice(static_cast<int64_t>(i), 1);
-        lanes[h].keys = {&runs_[2 * i], 1};
-        lanes[h].values = {&runs_[2 * i + 1], 1};
-        lanes[h].remaps = remaps_;
-        GrowingRows& keys_gained = lanes[h].keys_gained;
+        described[h].keys = {&segments_[2 * i], 1};
+        described[h].values = {&segments_[2 * i + 1], 1};
+        described[h].remaps = remaps_;
+        GrowingRows& keys_gained = described[h].keys_gained;
         keys_gained.ring = rings.data();
         keys_gained.ring_rows = full_rows_;
         keys_gained.full = full_rows_ - 1;  // without that of the step
-        lanes[h].values_gained = keys_gained;
-        lanes[h].values_gained.ring += rings.bytes() / 2;
+        described[h].values_gained = keys_gained;
+        described[h].values_gained.ring += rings.bytes() / 2;
       }
-      return std::span<const TableLane>(lanes);
+      return std::span<const TableHead>(described);
     };
-    table_->lay(lanes_of, stream);
+    table_->lay(heads_of, stream);
   }
 
   int layers_;
@@ -396,11 +396,11 @@ class PackedStep {
   int rows_;  // packed ones
   Store keys_;
   Store values_;
-  std::vector<SlotRun> runs_;  // keys and values of each KV head
+  std::vector<SlotSegment> segments_;  // keys and values of each KV head
   ScoreRemap remap_;
   std::span<const ScoreRemap> remaps_;
   Tensor weights_;  // on the CPU
-  std::vector<PackedLane> lanes_;
+  std::vector<PackedHead> packed_;
   Tensor rings_;  // on a GPU
   std::optional<TableStep> table_;
 };

@@ -23,7 +23,7 @@ std::vector<LayerSelection> select_evenly(const Retention& retention, const Cach
   const bool joint = retention.joint() || !pairs.empty();
   const auto layers = static_cast<size_t>(joint ? shape.layers : 1);
   std::vector<double> importance;
-  for (size_t lane = 0; lane < layers * static_cast<size_t>(shape.kv_heads); ++lane) {
+  for (size_t head = 0; head < layers * static_cast<size_t>(shape.kv_heads); ++head) {
     if (needs.rows == ImportanceNeeds::Rows::kNone) break;
     // Summed over all rows, a token has the attention of those that can look at it.
     for (int j = 0; j < rows; ++j) {

@@ -4,11 +4,9 @@
 
 #include "kernels/cpu/vnni/layout.h"
 
-// What a caller asks before it calls: whether this CPU has the instructions, whether a format is
-// taken, and how much memory a call needs. keys.cpp scores keys, from a query that
-// query.cpp has multiplied with their scales; values.cpp adds values, with
-// weights that weights.cpp has turned into bytes. Built for another architecture there
-// is nothing to call.
+// Support queries and stubs for other architectures. keys.cpp scores keys with a query that
+// query.cpp multiplied by their scales and split into bytes; values.cpp adds values with weights
+// that weights.cpp split into bytes.
 namespace kvlm::cpu::vnni {
 
 #if HWY_ARCH_X86_64
@@ -47,9 +45,9 @@ bool available() noexcept { return false; }
 bool scores(const PackedFormat&) noexcept { return false; }
 bool adds(const PackedFormat&) noexcept { return false; }
 size_t scratch_bytes(const PackedFormat&, size_t) noexcept { return 0; }
-void score_blocks(const SlotRun&, const float*, size_t, float, std::byte*, float*,
+void score_blocks(const SlotSegment&, const float*, size_t, float, std::byte*, float*,
                   size_t) noexcept {}
-void add_blocks(const SlotRun&, SlotWalk, const SlotWeights&, std::byte*, float*) noexcept {}
+void add_blocks(const SlotSegment&, SlotWalk, const SlotWeights&, std::byte*, float*) noexcept {}
 
 #endif
 

@@ -1,9 +1,9 @@
-// Floats as three signed bytes, so that products with codes are exact integers. The numbers of an
-// array are scaled so that the largest magnitude becomes kLevels levels, and rounded to whole
-// levels. Adding kMagic leaves the level in the mantissa's low bits, and subtracting a bias from
-// each of its three bytes makes them signed: level = low + 256 middle + 65536 high. One
-// instruction multiplies four such bytes with four codes and adds the products to a 32-bit sum;
-// three sums, weighted as the bytes are and times the step size, give the float sum back.
+// Floats as three signed bytes, so that products with codes are exact integers. An array is scaled
+// so that its largest magnitude is kLevels, and rounded to whole levels. Adding kMagic leaves the
+// level in the mantissa's low bits; subtracting a bias from each of its three bytes makes them
+// signed: level = low + 256 middle + 65536 high. One instruction multiplies four such bytes with
+// four codes and adds to a 32-bit sum. The float sum is the three sums, weighted like the bytes,
+// times the step size.
 #pragma once
 
 #include "kernels/base/dtype.h"
@@ -12,20 +12,20 @@
 KVLM_BEFORE_VNNI()
 namespace kvlm::cpu::vnni {
 
-/// A folded number is a whole multiple of 1 / kLevels of the largest one: with the bias of the
-/// three bytes it stays within the mantissa's 2^22 to either side.
+/// Levels of the largest magnitude: with the bias of the three bytes they stay within the
+/// mantissa's +-2^22.
 inline constexpr float kLevels = 4161000;
 /// 1.5 * 2^23 + 0x8080: added to a whole number below 2^22, it leaves the number in the low bits of
 /// the float, its two lower bytes biased by 128 and the upper one by 64.
 inline constexpr float kMagic = 12582912.0f + 0x8080;
 inline constexpr int kMagicBytes = 0x4b408080;
-/// Below this the largest number counts as zero, and 1 / it would overflow.
+/// A smaller maximum counts as zero, since its reciprocal would overflow.
 inline constexpr float kTiny = 1e-30f;
 
-/// What brings the bytes (b0, b1, b2, -) of 16 numbers, a dword each, into one dword per byte and
-/// four channels: dword 4 i + l holds byte l of the channels of quad i. A dword of a packed row has
-/// kPerByte quads: every kPerByte-th code of each of its bytes. With eight, channels 16..31 are
-/// those of a second vector and there is a second half of the quads.
+/// Permutation from the bytes (b0, b1, b2, -) of 16 numbers, a dword each, to one dword per byte
+/// and quad: dword 4 i + l holds byte l of the channels of quad i. A dword of a packed row has
+/// kPerByte quads, each of every kPerByte-th code of its bytes. If kPerByte is 8, channels 16..31
+/// come from a second vector, and the second index gives the other quads.
 template <size_t kPerByte>
 constexpr std::array<Bytes64, 2> quad_bytes() {
   std::array<Bytes64, 2> index{};
@@ -48,20 +48,20 @@ constexpr std::array<Bytes64, 2> quad_bytes() {
 /// The larger magnitude.
 HWY_INLINE __m512 larger(__m512 a, __m512 b) { return _mm512_range_ps(a, b, 0b1011); }
 
-/// factor * x as three signed bytes each: x rounded, in bytes 0 to 2 of every dword.
+/// factor * x, rounded, as three signed bytes in bytes 0 to 2 of every dword.
 HWY_INLINE __m512i to_bytes(__m512 x, __m512 factor) {
   const __m512 rounded = _mm512_fmadd_ps(x, factor, _mm512_set1_ps(kMagic));
   return _mm512_sub_epi8(_mm512_castps_si512(rounded), _mm512_set1_epi32(kMagicBytes));
 }
 
-/// Adds to every lane the products of its four unsigned bytes of `codes` and signed of `bytes`. As
-/// an intrinsic, GCC 12 copies the sum before and stores it after every call.
+/// Adds to every SIMD lane the products of its four unsigned bytes of `codes` and signed `bytes`.
+/// For the intrinsic, GCC 12 copies the sum before and stores it after every call.
 HWY_INLINE __m512i add_products(__m512i sum, __m512i codes, __m512i bytes) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(bytes));
   return sum;
 }
 
-/// The number of levels that three sums of byte products stand for.
+/// The level sum, from the sums of products with each byte.
 HWY_INLINE __m512 from_bytes(__m512i low, __m512i middle, __m512i high) {
   const __m512 sum =
       _mm512_fmadd_ps(_mm512_cvtepi32_ps(middle), _mm512_set1_ps(256), _mm512_cvtepi32_ps(low));
@@ -88,8 +88,7 @@ HWY_INLINE __m128 sums_of_lanes(__m512 a, __m512 b, __m512 c, __m512 d) {
   return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-/// For the largest of each of four sets of numbers: what a level is worth, and how many levels a
-/// unit is.
+/// From the maxima of four arrays: the value of one level (step), and its inverse (factor).
 HWY_INLINE void set_step_sizes(__m128 most, float* step, float* factor) {
   const __m128 levels = _mm_set1_ps(kLevels);
   _mm_storeu_ps(step, _mm_div_ps(most, levels));

@@ -1,8 +1,7 @@
-// Where the codes of a row lie. A code of one to eight bits straddles bytes, so unpacking takes two
-// steps of one instruction each: a permutation brings the bytes that hold a code next to each
-// other, and a multishift takes eight bits from each code on; a mask drops what follows. Trits are
-// packed five to a byte, base 3: a table turns such a byte into four 2-bit codes and a fifth, which
-// are then unpacked alike.
+// Tables and instructions to unpack codes. Codes of one to eight bits may straddle bytes, so
+// unpacking takes a permutation, which makes the bytes of a code adjacent, a multishift, which
+// extracts eight bits from each code on, and a mask. Trits are packed five to a byte, base 3: a
+// table converts a byte to four 2-bit codes and a fifth, which are then unpacked in the same way.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +16,8 @@ namespace kvlm::cpu::vnni {
 constexpr size_t slice_channels(size_t bits) { return 128 / bits / 16 * 16; }
 
 /// From 16 bytes each of four rows to the codes of 16 channels, a dword each, byte r of row r:
-/// first two bytes of every row side by side per two channels, then eight bits from each code on.
+/// `bytes` gathers two bytes of every row per two channels, `shifts` extracts eight bits from each
+/// code on.
 struct Interleave {
   Bytes64 bytes;
   Bytes64 shifts;
@@ -30,7 +30,7 @@ constexpr std::array<Interleave, 8> interleaves() {
       const size_t bit = kBits * (16 * vector + 2 * pair);
       for (size_t row = 0; row < 4; ++row) {
         for (size_t i = 0; i < 2; ++i) {
-          // Past the row's 16 bytes nothing is needed.
+          // No code needs a byte after the row's 16.
           const size_t byte = std::min<size_t>(bit / 8 + i, 15);
           table[vector].bytes[8 * pair + 2 * row + i] = static_cast<uint8_t>(16 * row + byte);
           table[vector].shifts[8 * pair + 4 * i + row] =
@@ -52,7 +52,7 @@ inline constexpr Bytes64 kByteInterleave = [] {
   return index;
 }();
 
-/// 64 codes of a row to a byte each: eight of them lie in kBits bytes.
+/// 64 codes of a row to a byte each; eight codes fill kBits bytes.
 template <size_t kBits>
 constexpr Interleave unpack_index() {
   Interleave table{};
@@ -78,8 +78,8 @@ inline constexpr std::array<std::array<uint8_t, 256>, 2> kTritCodes = [] {
   return table;
 }();
 
-/// 64 digits of five vectors' worth, from both vectors of kTritCodes: in order, or so that four
-/// digits of each of four rows become, by interleaving their bytes within 16, 16 channels in order.
+/// From the two vectors of kTritCodes to five vectors of 64 digits: in order, or such that
+/// interleaving the bytes of four rows, within 16 bytes, gives 16 channels in order.
 template <bool kInOrder>
 constexpr std::array<Interleave, 5> trit_index() {
   std::array<Interleave, 5> table{};
@@ -113,9 +113,9 @@ HWY_INLINE __m512i integers_of(__m512i codes) {
   return codes;
 }
 
-/// The integers of a section of rows, a byte each, rows `stride` apart; up to 63 bytes beyond a
-/// row's codes are written.
-///   rows    (count,) first bytes of packed rows; the section's begin `offset` bytes later
+/// Unpacks a section of rows to integers, a byte each, rows `stride` apart. Writes up to 63 bytes
+/// after a row's codes.
+///   rows    (count,) packed rows, in which the section begins at byte `offset`
 void unpack_codes(const uint8_t* const* rows, size_t count, size_t offset,
                   const PackedSection& stored, uint8_t* out, size_t stride);
 

@@ -7,7 +7,7 @@
 #include "kernels/cpu/vnni/codes-inl.h"
 #include "kernels/cpu/vnni/layout.h"
 
-// Codes to a byte each, for the widths that the tiles cannot be made of directly.
+// Unpacks codes to bytes, for widths that tiles cannot read directly.
 
 KVLM_BEFORE_VNNI()
 namespace kvlm::cpu::vnni {

@@ -1,9 +1,8 @@
-// A tile of keys and its products with queries. Lanes are rows: the tile holds the dwords of 32
-// packed rows transposed, column c being dword c of every row, so that a vector is one dword of 16
-// rows. A dword holds four bytes of `kPerByte` codes; an affine instruction shifts each byte right
-// and masks it, which leaves every kPerByte-th code, four channels of the row. They are multiplied
-// with the same four channels of the query, broadcast to all lanes, so that a lane's sum is its
-// row's score and nothing is added across lanes.
+// A tile of keys and its products with queries. A SIMD lane is a row: the tile is the transpose of
+// 32 packed rows, column c being dword c of every row. A dword holds four bytes of `kPerByte`
+// codes; an affine instruction shifts and masks each byte to every kPerByte-th code, four channels
+// of the row. They are multiplied with the same four channels of the query, broadcast to all lanes.
+// So a lane's sum is its row's score, and nothing is added across lanes.
 #pragma once
 
 #include "kernels/cpu/vnni/bytes-inl.h"
@@ -14,7 +13,7 @@
 KVLM_BEFORE_VNNI()
 namespace kvlm::cpu::vnni {
 
-/// Matrix with which GF2P8AFFINEQB shifts a byte right and keeps `bits` bits.
+/// Matrix of GF2P8AFFINEQB that shifts a byte right and keeps `bits` bits.
 constexpr uint64_t extract_matrix(size_t shift, size_t bits) {
   uint64_t matrix = 0;
   for (size_t i = 0; i < bits; ++i) matrix |= uint64_t{1} << (8 * (7 - i) + i + shift);
@@ -47,8 +46,8 @@ HWY_INLINE __m256i load32(const uint8_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
 
-/// Places dwords of 32 rows so that lanes are rows: columns[c * 32 + r] = dword c of row r.
-/// kReadable: whole dwords may be read beyond a row.
+/// Transposes the dwords of 32 rows: columns[c * 32 + r] = dword c of row r. kReadable: whole
+/// dwords after a row may be read.
 template <bool kReadable>
 void load_columns(const uint8_t* const* rows, size_t offset, size_t bytes, uint32_t* columns) {
   for (size_t half = 0; half < 2; ++half, rows += 16, columns += 16) {
@@ -90,27 +89,27 @@ void load_columns(const uint8_t* const* rows, size_t offset, size_t bytes, uint3
   }
 }
 
-/// Bytes of five trits to four 2-bit codes, and the fifth a column later, in place. From the last
-/// column on, as the two that it becomes go where two columns were.
+/// Converts columns of five-trit bytes, in place, to two each: four 2-bit codes, then the fifth.
+/// Backwards, since the output is twice as long.
 HWY_INLINE void split_trits(size_t count, uint32_t* columns) {
   for (size_t c = count; c-- > 0;) {
     for (size_t half = 2; half-- > 0;) {
       const __m512i x = _mm512_load_si512(columns + c * kKeyRows + 16 * half);
       uint32_t* to = columns + c * 2 * kKeyRows + 16 * half;
-      // With c = 0 the second half goes over nothing that is still needed.
+      // With c = 0 the second half overwrites nothing that is still needed.
       _mm512_store_si512(to + kKeyRows, look_up(kTritCodes[1], x));
       _mm512_store_si512(to, look_up(kTritCodes[0], x));
     }
   }
 }
 
-/// Some columns of a tile against some queries.
+/// Columns of a tile times queries.
 struct DotTask {
   const uint32_t* columns = nullptr;  // five per byte: the first four digits, then the fifth
   size_t count = 0;
   const int32_t* bytes = nullptr;  // of the folded query: four dwords per quad
-  const float* step = nullptr;     // (queries,): what a level is worth
-  const uint8_t* ahead = nullptr;  // two lines per column to fetch
+  const float* step = nullptr;     // (queries,): value of one level
+  const uint8_t* ahead = nullptr;  // two lines per column to prefetch
   // Per token:
   const float* scales = nullptr;   // (32,)
   const float* zeros = nullptr;    // (32,)

@@ -14,21 +14,22 @@
 #include "kernels/cpu/vnni/query.h"
 #include "kernels/cpu/vnni/rows-inl.h"
 
-// Scores of packed keys, a tile of 32 live rows at a time: the scales of the rows' block are folded
-// into the query, the tile is transposed, and its products with the query are the scores. While a
-// tile is multiplied, the rows of the next are fetched.
+// Scores of packed keys, a tile of 32 live rows at a time: fold the block's scales into the query,
+// transpose the tile, multiply it with the query. Meanwhile the rows of the next tile are
+// prefetched.
 
 KVLM_BEFORE_VNNI()
 namespace kvlm::cpu::vnni {
 
 namespace {
 
-/// Scores of one run of packed keys.
+/// Scores of one segment of packed keys.
 class KeyScorer {
  public:
-  KeyScorer(const SlotRun& run, const float* q, size_t queries, float scale, std::byte* scratch)
-      : run_(run),
-        format_(*run.format),
+  KeyScorer(const SlotSegment& segment, const float* q, size_t queries, float scale,
+            std::byte* scratch)
+      : segment_(segment),
+        format_(*segment.format),
         padded_(pad(format_)),
         queries_(queries),
         groups_(format_.axis == ScaleAxis::kToken ? static_cast<size_t>(format_.groups()) : 0),
@@ -41,8 +42,8 @@ class KeyScorer {
         token_zeros_(memory_.take<float>(groups_ * kKeyRows)) {}
 
   void run(float* scores, size_t stride) {
-    LiveRowReader reader(run_);
-    // Two tiles' rows, so that those of the next are known and can be fetched ahead.
+    LiveRowReader reader(segment_);
+    // Two tiles, so that the rows of the next can be prefetched.
     std::array<LiveRows<kKeyRows>, 2> tiles;
     const PackedBlock* folded = nullptr;
     const TokenMeta token_meta(format_);
@@ -85,7 +86,7 @@ class KeyScorer {
     for (size_t i = 0; i < queries_; ++i) {
       const float* from = sums_ + i * kKeyRows;
       float* to = scores + i * stride;
-      // The usual count is a constant that the compiler turns into two moves.
+      // With the usual count, a constant, the compiler makes two moves.
       if (rows.count == kKeyRows) {
         std::memcpy(to, from, kKeyRows * sizeof(float));
       } else {
@@ -101,7 +102,7 @@ class KeyScorer {
       ahead = rows.codes[0];
       load_unpacked(section, rows, next);
     } else {
-      // Dense rows are fetched in order, a column's share at a time; others, by and large.
+      // Prefetches exactly if rows are dense, else approximately.
       ahead = next.codes[0] + section.row_offset * kKeyRows;
       load_columns<false>(rows.codes.data(), section.row_offset, section.stored->row_bytes(),
                           columns_);
@@ -152,7 +153,7 @@ class KeyScorer {
     }
   }
 
-  const SlotRun& run_;
+  const SlotSegment& segment_;
   const PackedFormat& format_;
   PaddedFormat padded_;
   size_t queries_;
@@ -168,9 +169,9 @@ class KeyScorer {
 
 }  // namespace
 
-void score_blocks(const SlotRun& run, const float* q, size_t queries, float scale,
+void score_blocks(const SlotSegment& segment, const float* q, size_t queries, float scale,
                   std::byte* scratch, float* scores, size_t stride) noexcept {
-  KeyScorer(run, q, queries, scale, scratch).run(scores, stride);
+  KeyScorer(segment, q, queries, scale, scratch).run(scores, stride);
 }
 
 }  // namespace kvlm::cpu::vnni

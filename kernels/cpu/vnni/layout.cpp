@@ -6,8 +6,8 @@ namespace kvlm::cpu::vnni {
 
 namespace {
 
-/// Codes per byte of keys whose bytes are shifted and masked in place; 0 if their codes straddle
-/// bytes, or a group of channels ends within a dword.
+/// Codes per byte of keys that are shifted and masked without unpacking; 0 if codes straddle bytes,
+/// or a group of channels ends within a dword.
 size_t direct_codes_per_byte(const PackedFormat& format, CodeFormat code) {
   size_t count = with_code(code, [&](auto of) -> size_t {
     if constexpr (codecs::Codebook<decltype(of)>) return 0;

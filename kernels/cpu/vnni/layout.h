@@ -5,23 +5,22 @@
 
 #include "kernels/packed_format.h"
 
-// How the channels of a packed format are laid out in working memory, and how large its tiles are.
-// Each section of a format begins at a whole vector: its channels are padded to a multiple of 32,
-// and a width is a number of padded channels. What the padding holds is multiplied by 0. A quad
-// is what one dword of codes, a byte each, meets in one product: four channels of a key, or four
-// rows of a channel of values.
+// Layout of a packed format's channels in working memory, and tile sizes. Each section is padded to
+// a multiple of 32 channels, so that it begins at a whole vector; widths count padded channels, and
+// padding is multiplied by 0. A quad is the four codes in a dword that one product takes, a byte
+// each: four channels of a key, or four rows of a channel of values.
 namespace kvlm::cpu::vnni {
 
-inline constexpr size_t kKeyRows = 32;    // rows of a tile of keys: two vectors of scores per query
-inline constexpr size_t kValueRows = 64;  // rows of a tile of values
-inline constexpr size_t kMostQueries = 4;    // that share a pass over a tile
+inline constexpr size_t kKeyRows = 32;       // of a tile of keys: two vectors of scores per query
+inline constexpr size_t kValueRows = 64;     // of a tile of values
+inline constexpr size_t kMostQueries = 4;    // of one pass over a tile
 inline constexpr size_t kMaxKeyWidth = 512;  // padded channels of keys
-/// Dwords from the bytes of one query to the next: a constant leaves registers to pointers, and an
-/// odd number of cache lines keeps four queries apart in the L1 cache.
+/// Dwords from the bytes of one query to the next: a constant saves registers, and an odd number of
+/// cache lines maps four queries to different sets of the L1 cache.
 inline constexpr size_t kByteStride = kMaxKeyWidth + 16;
 /// Bytes from a vector of 16 channels of a tile of values to the next.
 inline constexpr size_t kTileStride = kValueRows * 16;
-/// Bytes behind a row of unpacked codes that may be written and read.
+/// Bytes after a row of unpacked codes that may be written and read.
 inline constexpr size_t kRowSlack = 64;
 
 constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -38,7 +37,7 @@ struct PaddedSection {
   size_t first = 0;          // its first padded channel
   size_t width = 0;
   // Of keys:
-  size_t codes_per_byte = 1;  // 1 too if codes are unpacked to bytes first
+  size_t codes_per_byte = 1;  // also 1 if codes are unpacked to bytes first
   bool unpack = true;
   size_t columns = 0;  // dwords of a row
 };
@@ -58,7 +57,7 @@ inline size_t padded_channel(const PaddedSection& section, size_t c) {
   return section.first + c / 20 * 20 + c % 5 * 4 + c % 20 / 5;
 }
 
-/// Takes arrays from scratch memory, each at a cache line.
+/// Allocates arrays from scratch memory, aligned to cache lines.
 class BumpAllocator {
  public:
   explicit BumpAllocator(std::byte* memory) : next_(memory) {}

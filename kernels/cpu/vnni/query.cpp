@@ -8,9 +8,9 @@
 #include "kernels/cpu/vnni/query.h"
 #include "kernels/cpu/vnni/rows-inl.h"
 
-// A query meets a block of keys as bytes of query times scale. The products are made for all padded
-// channels, their largest magnitude is found on the way, and then they are rounded to levels of it
-// and split, in the order in which the codes of a dword come out of it.
+// Multiplies queries by a block's scales over all padded channels and finds the largest magnitude,
+// then rounds to levels of it and splits into bytes, in the order in which the codes of a dword are
+// extracted.
 
 KVLM_BEFORE_VNNI()
 namespace kvlm::cpu::vnni {
@@ -95,7 +95,7 @@ void FoldedQuery::set_query(const float* q, float scale) {
       for (size_t i = 0; i < queries_; ++i) {
         query_[i * width + at] = q[i * channels + section.first_channel + c] * scale;
       }
-      // Used as they are where a scale is shared by more than a channel.
+      // kHead and kToken use these as they are.
       scales_[at] = stored.slope;
       zeros_[at] = stored.zero_stored ? 1.0f : stored.offset_of(static_cast<int>(c));
     }
@@ -152,7 +152,7 @@ void FoldedQuery::read_channels(const PackedBlock& block) {
   keep_for_block();
 }
 
-/// One number per channel of the section, from where they are stored to padded channels.
+/// Reads one stored number per channel of the section to its padded channel.
 void FoldedQuery::read_padded(const PaddedSection& section, const std::byte* from, float* to) {
   const auto channels = static_cast<size_t>(section.stored->channels);
   if (section.codes_per_byte != 5) {

@@ -10,10 +10,10 @@
 KVLM_BEFORE_VNNI()
 namespace kvlm::cpu::vnni {
 
-/// Queries with the scales of keys multiplied into them. A key is slope * s * code + z per channel,
-/// so that q . key = (q * slope * s) . code + q . z: the first factor, as bytes, is all that a
-/// row's codes meet, and the second is one number per block. Scales per token cannot be folded:
-/// then the bytes are of the queries alone, and q . z is known up to the row's z.
+/// Queries multiplied by the scales of keys. A key is slope * s * code + z per channel, so q . key
+/// = (q * slope * s) . code + q . z. The first factor is split into bytes and multiplied with
+/// codes; the second term is one number per block. Scales per token cannot be folded: then the
+/// bytes are of the queries alone, and z is applied per row.
 class FoldedQuery {
  public:
   ///   q       (queries, channels)
@@ -21,17 +21,16 @@ class FoldedQuery {
   FoldedQuery(const PackedFormat& format, const PaddedFormat& padded, const float* q,
               size_t queries, float scale, BumpAllocator& memory);
 
-  /// Folds in the scales and zero points of a block, unless they are per token.
+  /// Folds the scales and zero points of a block, unless they are per token.
   void read(const PackedBlock& block);
 
-  /// (queries, kByteStride): four dwords per four channels, of which three are used: their low,
-  /// middle and high bytes.
+  /// (queries, kByteStride): four dwords per quad: low, middle and high bytes, and one unused.
   const int32_t* bytes() const { return bytes_; }
-  /// (queries,): what a level is worth.
+  /// (queries,): value of one level.
   const float* step() const { return block_step_; }
   /// (queries,): q . z of the block; 0 if zero points are per token.
   const float* bias() const { return block_bias_; }
-  /// Per token, (groups, queries): what a zero point of 1 in the group adds to the score.
+  /// Per token, (groups, queries): score of a zero point of 1 in the group.
   const float* offsets() const { return offsets_; }
 
  private:
@@ -56,7 +55,7 @@ class FoldedQuery {
   float* query_;         // (queries, width): scale * q
   float* folded_;        // (kMostQueries, width)
   int32_t* bytes_;
-  float* bias_;  // (queries,), as the query was folded last
+  float* bias_;  // (queries,), of the last fold()
   float* step_;  // (queries,)
   float* block_bias_;
   float* block_step_;

@@ -1,7 +1,6 @@
-// Which rows a tile is made of, and their scales. Blocks hold rows of which some may be dead:
-// LiveRowReader hands out the live ones as pointers, a tile at a time. A tile of rows with scales
-// per token may span blocks; with other scales it ends with its block, whose scales all its rows
-// share. Scales and zero points are stored as f16 or f32 and widened here.
+// Rows of a tile, and their scales. LiveRowReader returns pointers to the live (not evicted) rows
+// of blocks, a tile at a time. With scales per token a tile may span blocks; otherwise it ends with
+// its block, whose scales its rows share. Scales and zero points are widened from f16 or f32.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +15,7 @@
 KVLM_BEFORE_VNNI()
 namespace kvlm::cpu::vnni {
 
-/// `count` stored scales or zero points at any address.
+/// `count` stored scales or zero points; any alignment.
 inline void widen(const std::byte* from, DType dtype, size_t count, float* out) {
   for (size_t i = 0; i < count; i += 16) {
     const __mmask16 mask = first_lanes(count - i);
@@ -38,30 +37,30 @@ inline float stored_number(const std::byte* from, DType dtype) {
   return to_float(x);
 }
 
-/// Live rows that are worked on together.
+/// Live rows of a tile.
 template <size_t kMost>
 struct LiveRows {
   std::array<const uint8_t*, kMost> codes;  // filled up with the last row
   std::array<const std::byte*, kMost> scales;
   std::array<const std::byte*, kMost> zeros;
-  /// kToken: the scales (and zero points) of rows 16 i to 16 i + 15 lie side by side.
+  /// kToken: whether the scales (and zero points) of rows 16 i to 16 i + 15 are contiguous.
   std::array<bool, kMost / 16> dense;
   const PackedBlock* block = nullptr;  // of the first row
   size_t count = 0;
 };
 
-/// Hands out the live rows of a run.
+/// Iterates over the live rows of a segment.
 class LiveRowReader {
  public:
-  explicit LiveRowReader(const SlotRun& run)
-      : blocks_(run.blocks),
-        row_bytes_(run.format->row_bytes()),
-        meta_bytes_(run.format->axis == ScaleAxis::kToken
-                        ? static_cast<size_t>(run.format->groups()) * dtype_bytes(run.format->meta)
+  explicit LiveRowReader(const SlotSegment& segment)
+      : blocks_(segment.blocks),
+        row_bytes_(segment.format->row_bytes()),
+        meta_bytes_(segment.format->axis == ScaleAxis::kToken
+                        ? static_cast<size_t>(segment.format->groups()) *
+                              dtype_bytes(segment.format->meta)
                         : 0) {}
 
-  /// Fills the batch with the next rows, of one block if its scales are of the block; none at the
-  /// end.
+  /// Fills the batch with the next rows, of one block unless scales are per token; none at the end.
   template <size_t kMost>
   HWY_NOINLINE void read(LiveRows<kMost>& batch) {
     batch.count = 0;
@@ -134,7 +133,7 @@ class TokenMeta {
     }
   }
 
-  /// Rows [16 i, 16 i + 16) of the batch; rows that are not there give 0. Fetches those of the next
+  /// Reads rows [16 i, 16 i + 16) of the batch; missing rows give 0. Prefetches those of the next
   /// batch.
   template <size_t kMost>
   HWY_NOINLINE void read(const LiveRows<kMost>& batch,

@@ -1,7 +1,6 @@
-// Products of weights with values, of a tile or straight from packed rows. Sums of a few vectors of
-// channels stay in registers over all rows of the tile, three per vector, query and byte of the
-// weights. For one query a tile costs more than its products: then the codes go from their rows to
-// the products in registers.
+// Products of weights with values. Sums of a few vectors of channels stay in registers over all
+// rows of a tile, one per vector, query and byte of the weights. For one query a tile costs more
+// than its products: then codes are unpacked from their rows in registers.
 #pragma once
 
 #include "kernels/cpu/vnni/bytes-inl.h"
@@ -11,13 +10,13 @@
 KVLM_BEFORE_VNNI()
 namespace kvlm::cpu::vnni {
 
-/// sums += the levels that the sums of products with three bytes stand for, times their step.
+/// sums += step * level sum.
 HWY_INLINE void add_sums(const __m512i (&sum)[3], float step, float* sums) {
   const __m512 levels = from_bytes(sum[0], sum[1], sum[2]);
   _mm512_store_ps(sums, _mm512_fmadd_ps(levels, _mm512_set1_ps(step), _mm512_load_ps(sums)));
 }
 
-/// Sums of kVectors vectors of channels over the rows of a tile.
+/// Adds the products of the rows of a tile for kVectors vectors of channels.
 ///   bytes  (kQueries, kValueRows) as of SplitWeights
 ///   step   (kQueries,)
 ///   sums   (kQueries, stride), added to
@@ -68,13 +67,13 @@ void multiply_tile(size_t queries, const uint8_t* tile, size_t quads, const int3
   }
 }
 
-/// Values of one query: from packed codes to sums of four vectors of channels without a tile, which
-/// would cost more than the products. As few vectors as leave registers for their indices.
+/// One query, without a tile: vectors of channels per pass, few enough to keep their indices in
+/// registers.
 inline constexpr size_t kRowVectors = 4;
 
 struct RowsTask {
   const uint8_t* const* rows = nullptr;
-  const uint8_t* ahead = nullptr;  // kBits / 2 lines per quad to fetch
+  const uint8_t* ahead = nullptr;  // kBits / 2 lines per quad to prefetch
   size_t quads = 0;
   size_t offset = 0;                        // bytes of a row before
   size_t bytes = 0;                         // bytes of a row from there
@@ -83,9 +82,8 @@ struct RowsTask {
   float* sums = nullptr;
 };
 
-/// How the vectors of a row come from its bytes: slices of 16 bytes, each with as many vectors as
-/// they hold whole.
-///   kFirst  vectors of the first slice that come before
+/// Unpacks a row in slices of 16 bytes, each with as many whole vectors as fit.
+///   kFirst  vectors to skip in the first slice
 template <size_t kBits, size_t kFirst>
 struct RowUnpack {
   static constexpr size_t kVectors = std::min(kRowVectors, slice_channels(kBits) / 16);  // a slice

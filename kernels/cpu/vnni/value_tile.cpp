@@ -8,9 +8,9 @@
 #include "kernels/cpu/vnni/codes-inl.h"
 #include "kernels/cpu/vnni/value_tile.h"
 
-// The tile is made from 16 bytes of each of four rows at a time: a vector of them holds whole codes
-// of as many channels as fit, and one permutation and one multishift bring 16 channels of the four
-// rows to a vector of the tile. Widths whose codes cannot be had so are unpacked to bytes first.
+// Builds the tile from 16 bytes of each of four rows at a time: one permutation and one multishift
+// extract 16 channels of the four rows to a vector of the tile. Codes of other widths are unpacked
+// to bytes first.
 
 KVLM_BEFORE_VNNI()
 namespace kvlm::cpu::vnni {
@@ -96,7 +96,7 @@ HWY_NOINLINE void load_tile_of_trits(const uint8_t* const* rows, size_t quads, s
   }
 }
 
-/// By way of a byte per code.
+/// Unpacks codes to bytes first.
 void load_unpacked(const PaddedSection& section, const uint8_t* const* rows, size_t count,
                    const uint8_t* const* next, uint8_t* unpacked, uint8_t* tile) {
   std::array<const uint8_t*, kValueRows> codes;

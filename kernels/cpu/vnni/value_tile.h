@@ -9,12 +9,12 @@
 KVLM_BEFORE_VNNI()
 namespace kvlm::cpu::vnni {
 
-/// A section of a tile of values: lanes are channels, and a dword holds one channel of four rows,
-/// so that four weights, broadcast to all lanes, meet four rows at once and a lane's sum is its
-/// channel's.
-///   rows      (kValueRows,) packed rows, the last repeated where there are fewer
-///   count     of rows that are there
-///   next      (kValueRows,) rows to fetch meanwhile
+/// Builds a section of a tile of values. A SIMD lane is a channel, and its dword holds that channel
+/// of four rows: one product multiplies them with four weights, broadcast to all lanes, and a
+/// lane's sum is its channel's.
+///   rows      (kValueRows,) packed rows, filled up with the last
+///   count     rows present
+///   next      (kValueRows,) rows to prefetch
 ///   unpacked  (count, section.width + kRowSlack) workspace
 ///   tile      (section.width / 16, kValueRows / 4, 16, 4)
 void load_value_tile(const PaddedSection& section, const uint8_t* const* rows, size_t count,

@@ -13,21 +13,21 @@
 #include "kernels/cpu/vnni/value_tile.h"
 #include "kernels/cpu/vnni/weights.h"
 
-// Weighted sums of packed values, a tile of 64 live rows at a time. Rows of a block share their
-// scales, so that the weights are multiplied with the codes alone and their sums are scaled once a
-// block; scales per token are multiplied into the weights, and the sums are those of the whole run.
+// Weighted sums of packed values, a tile of 64 live rows at a time. If rows of a block share
+// scales, weights are multiplied with codes alone and the sums are scaled once per block. Scales
+// per token are multiplied into the weights, and sums run over the whole segment.
 
 KVLM_BEFORE_VNNI()
 namespace kvlm::cpu::vnni {
 
 namespace {
 
-/// Adds one run of packed values to the output.
+/// Adds one segment of packed values to the output.
 class ValueAdder {
  public:
-  ValueAdder(const SlotRun& run, const SlotWeights& weights, std::byte* scratch, float* out)
-      : run_(run),
-        format_(*run.format),
+  ValueAdder(const SlotSegment& segment, const SlotWeights& weights, std::byte* scratch, float* out)
+      : segment_(segment),
+        format_(*segment.format),
         padded_(pad(format_)),
         queries_(weights.queries),
         per_token_(format_.axis == ScaleAxis::kToken),
@@ -47,8 +47,8 @@ class ValueAdder {
   }
 
   void run(SlotWalk walk) {
-    LiveRowReader reader(run_);
-    // Two tiles' rows, so that those of the next are known and can be fetched ahead.
+    LiveRowReader reader(segment_);
+    // Two tiles, so that the rows of the next can be prefetched.
     std::array<LiveRows<kValueRows>, 2> tiles;
     const TokenMeta token_meta(format_);
     const PackedBlock* summed = nullptr;
@@ -131,7 +131,7 @@ class ValueAdder {
     }
   }
 
-  /// Whether one query's values need no tile: whole vectors of codes that are no more than shifted.
+  /// Whether values need no tile: one query, whole vectors, and codes that are only shifted.
   bool rows_suffice() const {
     if (queries_ != 1 || padded_.sections != 1) return false;
     const PackedSection& stored = format_.section[0];
@@ -166,7 +166,7 @@ class ValueAdder {
     }
   }
 
-  /// Weighs the sums of a block by its scales.
+  /// Scales the sums of a block and adds them to the output.
   HWY_NOINLINE void add_block(const PackedBlock& block) {
     const std::byte* zeros = block.zeros;
     for (size_t p = 0; p < padded_.sections; ++p) {
@@ -179,7 +179,7 @@ class ValueAdder {
     }
   }
 
-  /// Scales of a section, and its zero points, of which `zeros` are the first if they are stored.
+  /// Reads scales and zero points of a section; `zeros`: the section's first if stored.
   HWY_INLINE void read_factors(const PaddedSection& section, const std::byte* scales,
                                const std::byte* zeros) {
     const PackedSection& stored = *section.stored;
@@ -217,7 +217,7 @@ class ValueAdder {
     }
   }
 
-  /// Per token: what all rows of the run come to.
+  /// Per token: adds the sums of the whole segment to the output.
   void add_tokens() {
     const PackedSection& stored = format_.section[0];
     const auto channels = static_cast<size_t>(format_.channels());
@@ -234,7 +234,7 @@ class ValueAdder {
     }
   }
 
-  const SlotRun& run_;
+  const SlotSegment& segment_;
   const PackedFormat& format_;
   PaddedFormat padded_;
   size_t queries_;
@@ -255,9 +255,9 @@ class ValueAdder {
 
 }  // namespace
 
-void add_blocks(const SlotRun& run, SlotWalk walk, const SlotWeights& weights, std::byte* scratch,
-                float* out) noexcept {
-  ValueAdder(run, weights, scratch, out).run(walk);
+void add_blocks(const SlotSegment& segment, SlotWalk walk, const SlotWeights& weights,
+                std::byte* scratch, float* out) noexcept {
+  ValueAdder(segment, weights, scratch, out).run(walk);
 }
 
 }  // namespace kvlm::cpu::vnni

@@ -1,5 +1,5 @@
-// Vectors of 512 bits as the files beside this one use them: loads of several rows into one vector,
-// masks for the last vector of an array, and loops whose index is a constant.
+// Helpers for 512-bit vectors: loads of several rows into one vector, masks for the last vector of
+// an array, and loops whose index is a constant.
 #pragma once
 
 #include <immintrin.h>
@@ -16,8 +16,8 @@ namespace kvlm::cpu::vnni {
 
 using Bytes64 = std::array<uint8_t, 64>;
 
-/// body(0), body(1), ... with constants: arrays of vectors then stay in registers, which GCC does
-/// not always manage from an unrolled loop.
+/// body(0), body(1), ... with constants, so that arrays of vectors stay in registers. With an
+/// unrolled loop GCC does not always do that.
 template <size_t kCount, class Body>
 HWY_INLINE void repeat(const Body& body) {
   [&]<size_t... kIndex>(std::index_sequence<kIndex...>) __attribute__((always_inline)) {
@@ -37,8 +37,7 @@ HWY_INLINE __mmask16 first_lanes(size_t n) {
 
 HWY_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
-/// Inlined for more than speed: GCC takes a function that only prefetches for one without effect,
-/// and leaves out its calls.
+/// Must be inlined: GCC drops calls of a function that only prefetches.
 HWY_INLINE void prefetch_lines(const std::byte* from, size_t bytes) {
   for (size_t at = 0; at < bytes; at += 64) {
     prefetch(from + at);
@@ -55,7 +54,7 @@ HWY_INLINE __m128i load16(const uint8_t* p) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
 }
 
-/// 16 bytes of each of four rows, `stride` pointers apart, or those of them that the mask has.
+/// 16 bytes of each of four rows, `stride` pointers apart; with a mask, those it selects.
 HWY_INLINE __m512i load_rows(const uint8_t* const* rows, size_t stride, size_t at) {
   return side_by_side(load16(rows[0] + at), load16(rows[stride] + at),
                       load16(rows[2 * stride] + at), load16(rows[3 * stride] + at));

@@ -8,8 +8,8 @@
 #include "kernels/cpu/vnni/bytes-inl.h"
 #include "kernels/cpu/vnni/weights.h"
 
-// Two passes over the weights of a tile: the first finds the largest magnitude and adds up what the
-// zero points come to, the second rounds to levels and splits.
+// Two passes over the weights of a tile: the first finds the largest magnitude and adds to the
+// totals of zero points, the second rounds to levels and splits.
 
 KVLM_BEFORE_VNNI()
 namespace kvlm::cpu::vnni {
@@ -51,7 +51,7 @@ void SplitWeights::gather(SlotWalk& walk, size_t count) {
   }
 }
 
-/// Adds to the totals, and finds by what the weights must be multiplied to be levels.
+/// Adds to the totals, and finds the factor from weights to levels.
 template <size_t kQueries, bool kToken>
 HWY_INLINE void SplitWeights::measure(size_t first, size_t group, const float* scales,
                                       const float* zeros, float* factor) {

@@ -11,27 +11,27 @@
 KVLM_BEFORE_VNNI()
 namespace kvlm::cpu::vnni {
 
-/// The softmax weights of a tile's rows as bytes, times the rows' scales where these are per token.
-/// Zero points meet no codes: what they come to is a sum of weights per query, kept here as long as
-/// rows share their factors.
+/// The softmax weights of a tile's rows, split into bytes; with scales per token, times these. Zero
+/// points only need the sum of weights per query, which is kept here over all rows with common
+/// factors.
 class SplitWeights {
  public:
   ///   memory  must outlive this
   SplitWeights(const PackedFormat& format, const SlotWeights& weights, BumpAllocator& memory);
 
-  /// Forgets the totals.
+  /// Clears the totals.
   void clear();
-  /// Takes the weights of the next `count` rows; those up to a multiple of 16 are 0.
+  /// Reads the weights of the next `count` rows; padded to a multiple of 16 with 0.
   void gather(SlotWalk& walk, size_t count);
-  /// Makes bytes of the gathered weights of up to kMostQueries queries from `first` on, and adds
-  /// them to the totals.
+  /// Splits the gathered weights of up to kMostQueries queries from `first` on, and adds them to
+  /// the totals.
   ///   scales, zeros  (groups, kValueRows); read only if per token
   void split(size_t first, const float* scales, const float* zeros);
 
-  /// (kMostQueries, kValueRows): a dword per row, four rows' low bytes, middle bytes, high bytes
-  /// and nothing. Of the queries split last.
+  /// (kMostQueries, kValueRows) of the queries split last: per four rows a dword of low bytes, of
+  /// middle bytes, of high bytes, and an unused one.
   const int32_t* bytes(size_t group) const { return bytes_ + group * kMostQueries * kValueRows; }
-  /// (kMostQueries,): what a level is worth.
+  /// (kMostQueries,): value of one level.
   const float* step(size_t group) const { return step_ + group * kMostQueries; }
   /// (16,): sums to the query's weights times zero points, or to its weights if not per token.
   const float* total(size_t query, size_t group) const {
@@ -49,7 +49,7 @@ class SplitWeights {
   const SlotWeights& weights_;
   bool per_token_;
   size_t groups_;     // 1 unless per token
-  size_t count_ = 0;  // of rows gathered, up to a multiple of 16
+  size_t count_ = 0;  // gathered rows, rounded up to a multiple of 16
   float* totals_;     // (queries, groups, 16)
   float* gathered_;   // (queries, kValueRows)
   int32_t* bytes_;    // (groups, kMostQueries, kValueRows / 4, 4)

@@ -10,22 +10,22 @@
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/quantize.h"
 
-// The kernels that read any format, block by block, with dead rows or without: the two passes of
-// two_pass.cuh, scores with a warp taking 32 rows of a block at a time, values with a channel a
-// thread; and rows as floats.
+// Two passes as in two_pass.cuh, for the segments that none of its kernels reads: any format and
+// alignment, blocks with evicted tokens, unpacked tokens of any type. In f32, without tensor cores:
+// for scores a thread has one token of a block, for values one channel. And unpack_blocks().
 namespace kvlm::cuda {
 
 using namespace packed;
 
 namespace {
 
-constexpr int kQueries = 4;  // of one pass over codes
+constexpr int kQueries = 4;  // for each time that codes are read
 
 __device__ bool is_live(const DeviceBlock& block, int row) {
   return block.live == nullptr || (block.live[row / 64] >> (row % 64) & 1) != 0;
 }
 
-/// Live rows before `row`.
+/// Live tokens before `row`.
 __device__ int live_before(const DeviceBlock& block, int row) {
   if (block.live == nullptr) return row;
   int count = 0;
@@ -34,7 +34,7 @@ __device__ int live_before(const DeviceBlock& block, int row) {
   return count + (row % 64 == 0 ? 0 : __popcll(rest));
 }
 
-/// Where a channel of a packed row lies.
+/// Position of a channel in a packed token.
 struct Channel {
   int section;
   int index;  // within the section
@@ -50,7 +50,7 @@ __device__ Channel channel_of(const PackedFormat& format, int channel) {
   return {1, channel - first, format.section[1].zero_stored ? before + channel - first : -1};
 }
 
-/// Scale and zero point of a channel of a row, as x = scale * c + zero.
+/// Scale and zero point of a channel of a token: x = scale * c + zero.
 struct ScaleZero {
   float scale;
   float zero;
@@ -75,7 +75,7 @@ __device__ ScaleZero scale_zero(const PackedFormat& format, const DeviceBlock& b
   return {section.slope * scale, zero};
 }
 
-/// Calls body(channel, code) for every channel of a row, in order.
+/// Calls body(channel, code) for every channel of a token, in order.
 template <class Body>
 __device__ void for_codes(const PackedFormat& format, const uint8_t* row, const Body& body) {
   int channel = 0;
@@ -90,71 +90,71 @@ __device__ void for_codes(const PackedFormat& format, const uint8_t* row, const 
   }
 }
 
-/// The split of a lane that a block serves, of one side, and the runs of it that are not served on
-/// the tensor cores.
+/// The split of a thread block, of keys or of values, and the segments that kAnyKernel reads.
 struct AnySplit {
-  int first_run;
-  int last_run;
+  int first_segment;
+  int last_segment;
   int pass = 0;
   SlotRange slots{};  // of the split
 
-  /// False if there is nothing to do.
-  __device__ bool take(const AttendArgs& args, const DeviceLane& lane, bool keys) {
-    first_run = keys ? lane.first_keys : lane.last_keys + 1;
-    last_run = keys ? lane.last_keys : lane.last_values;
+  /// False if the block has no work.
+  __device__ bool take(const AttendArgs& args, const DeviceHead& head, bool keys) {
+    first_segment = keys ? head.first_keys : head.last_keys + 1;
+    last_segment = keys ? head.last_keys : head.last_values;
     bool serves = false;
     int all = 0;
-    for (int i = first_run; i <= last_run; ++i) {
-      const DeviceRun& run = args.runs[i];
-      all = max(all, run.first_slot + run.slots);
-      if (run.kernel != kAnyKernel) continue;
+    for (int i = first_segment; i <= last_segment; ++i) {
+      const DeviceSegment& segment = args.segments[i];
+      all = max(all, segment.first_slot + segment.slots);
+      if (segment.kernel != kAnyKernel) continue;
       serves = true;
-      pass = run.pass;
+      pass = segment.pass;
     }
     const auto split = static_cast<int>(blockIdx.y);
-    if (lane.fused != 0 || !serves || split >= fused_splits_of(all)) return false;
+    if (head.fused != 0 || !serves || split >= fused_splits_of(all)) return false;
     slots = {fused_part(all, split, 0).first, fused_part(all, split, kSplitParts - 1).end};
     return true;
   }
-  /// Calls rows(run, first, end) for rows [first, end) of full rows, and block(run, block) for
-  /// blocks that begin in the split.
+  /// Calls rows(segment, first, end) for unpacked tokens [first, end) of a segment in the split,
+  /// and block(segment, block) for blocks that begin in the split.
   template <class Rows, class Block>
   __device__ void each(const AttendArgs& args, const Rows& rows, const Block& block) const {
-    for (int i = first_run; i <= last_run; ++i) {
-      const DeviceRun& run = args.runs[i];
-      if (run.kernel != kAnyKernel || run.slots == 0) continue;
-      const int first = max(0, slots.first - run.first_slot);
-      const int end = min(run.slots, slots.end - run.first_slot);
-      if (run.rows != nullptr) {
-        if (first < end) rows(run, first, end);
-      } else if (run.block_rows != 0) {
-        const int begin = (first + run.block_rows - 1) / run.block_rows;
-        for (int b = begin; b * run.block_rows < end; ++b)
-          block(run, block_of(args.blocks, run, b));
+    for (int i = first_segment; i <= last_segment; ++i) {
+      const DeviceSegment& segment = args.segments[i];
+      if (segment.kernel != kAnyKernel || segment.slots == 0) continue;
+      const int first = max(0, slots.first - segment.first_slot);
+      const int end = min(segment.slots, slots.end - segment.first_slot);
+      if (segment.rows != nullptr) {
+        if (first < end) rows(segment, first, end);
+      } else if (segment.block_rows != 0) {
+        const int begin = (first + segment.block_rows - 1) / segment.block_rows;
+        for (int b = begin; b * segment.block_rows < end; ++b)
+          block(segment, block_of(args.blocks, segment, b));
       } else {
-        for (int b = 0; b < run.units; ++b) {
-          const int slot = args.blocks[run.listed + b].first_slot;
-          if (slot >= slots.first && slot < slots.end) block(run, block_of(args.blocks, run, b));
+        for (int b = 0; b < segment.units; ++b) {
+          const int slot = args.blocks[segment.listed + b].first_slot;
+          if (slot >= slots.first && slot < slots.end)
+            block(segment, block_of(args.blocks, segment, b));
         }
       }
     }
   }
 };
 
-/// Stores the score of a row's key for `query`, and makes the range of its remap reach it.
-///   place  where it goes; -1: the row has gone
-__device__ void store_score(const AttendArgs& args, const DeviceLane& lane, int number, int slot,
+/// Stores the score of a key for `query`, and extends the range of its remap to it.
+///   place  of the value; -1: evicted
+__device__ void store_score(const AttendArgs& args, const DeviceHead& head, int number, int slot,
                             int place, int query, float score) {
   if (place < 0) return;
-  lane.weights[query * args.score_stride + place] = score;
-  const int remap = RemapSlots(args, lane, slot).remap;
+  head.weights[query * args.score_stride + place] = score;
+  const int remap = RemapSlots(args, head, slot).remap;
   if (remap < 0) return;
   ScoreRange& range = ranges_of(args, number, remap)[query];
   atomicMin(&range.least, ScoreRange::ordered(score));
   atomicMax(&range.greatest, ScoreRange::ordered(score));
 }
 
-/// Scores of a row: of kQueries queries, as x = sum of scale q c + zero q over its channels.
+/// Scores of a token for kQueries queries: the sum of scale q c + zero q over its channels.
 __device__ void score_row(const PackedFormat& format, const DeviceBlock& block, int row,
                           const uint8_t* codes, const float* folded, float (&sums)[kQueries]) {
   const auto q_of = [&](int channel) {
@@ -192,45 +192,45 @@ __device__ void score_row(const PackedFormat& format, const DeviceBlock& block, 
   finish();
 }
 
-/// Scores of the keys of a split. A warp takes 32 rows and each of its threads multiplies one of
-/// them; where these rows share their scales, the warp folds the scales into the queries first.
+/// Scores of the keys of a split. A warp takes 32 tokens, one per thread. If these share their
+/// scales, the warp first folds the scales into the queries.
 __global__ void __launch_bounds__(kThreads) score_any(AttendArgs args) {
   extern __shared__ float shared[];
   const auto number = static_cast<int>(blockIdx.x);
-  const int at = lane_at(args, number);
-  const DeviceLane lane = lane_of(args, at);
+  const int at = head_at(args, number);
+  const DeviceHead head = head_of(args, at);
   wait_for_earlier();
   let_next_start();
   AnySplit split;
-  if (!split.take(args, lane, true)) return;
+  if (!split.take(args, head, true)) return;
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int thread = static_cast<int>(threadIdx.x % 32);
   const float scale = args.scale * kLog2e;
-  const auto place_of = [&](const DeviceRun& run, int slot) {
-    return score_place(args, lane, at, run.first_place + slot - run.first_slot);
+  const auto place_of = [&](const DeviceSegment& segment, int slot) {
+    return score_place(args, head, at, segment.first_place + slot - segment.first_slot);
   };
-  const auto score_rows = [&](const DeviceRun& run, int first, int end) {  // a warp a row
+  const auto score_rows = [&](const DeviceSegment& segment, int first, int end) {  // a warp each
     const int64_t row_bytes =
-        static_cast<int64_t>(args.head_dim) * (run.dtype == DType::kF32 ? 4 : 2);
+        static_cast<int64_t>(args.head_dim) * (segment.dtype == DType::kF32 ? 4 : 2);
     for (int i = first + warp; i < end; i += kWarps) {
-      const std::byte* row = run.rows + i * row_bytes;
-      const int place = __shfl_sync(0xffffffffu, place_of(run, run.first_slot + i), 0);
+      const std::byte* row = segment.rows + i * row_bytes;
+      const int place = __shfl_sync(0xffffffffu, place_of(segment, segment.first_slot + i), 0);
       for (int query = 0; query < args.q_per_kv; ++query) {
         float dot = 0;
         for (int c = thread; c < args.head_dim; c += 32) {
-          dot += lane.q[query * args.head_dim + c] * element(row, run.dtype, c);
+          dot += head.q[query * args.head_dim + c] * element(row, segment.dtype, c);
         }
         dot = warp_sum(dot);
         if (thread != 0) continue;
-        store_score(args, lane, number, run.first_slot + i, place, query, scale * dot);
+        store_score(args, head, number, segment.first_slot + i, place, query, scale * dot);
       }
     }
   };
   int chunk = 0;
-  const auto score_block = [&](const DeviceRun& run, const DeviceBlock& block) {
-    const PackedFormat& format = args.formats[run.format];
+  const auto score_block = [&](const DeviceSegment& segment, const DeviceBlock& block) {
+    const PackedFormat& format = args.formats[segment.format];
     const int channels = format.channels();
-    const float* queries = run.q != nullptr ? run.q : lane.q;
+    const float* queries = segment.q != nullptr ? segment.q : head.q;
     float* folded = shared + warp * channels * kQueries;  // (channels, kQueries) of this warp
     const bool by_token = format.axis == ScaleAxis::kToken;
     for (int first = 0; first < block.rows; first += 32, ++chunk) {
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kThreads) score_any(AttendArgs args) {
       const bool there = row < block.rows && is_live(block, row);
       const int before = live_before(block, first);
       const int slot = block.first_slot + (there ? live_before(block, row) : before);
-      const int places = place_of(run, block.first_slot + before);
+      const int places = place_of(segment, block.first_slot + before);
       const int place = __shfl_sync(0xffffffffu, places, slot - block.first_slot - before);
       const auto* codes = reinterpret_cast<const uint8_t*>(block.codes) +
                           static_cast<size_t>(row) * format.row_bytes();
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(kThreads) score_any(AttendArgs args) {
         float sums[kQueries] = {};
         score_row(format, block, row, codes, folded, sums);
         for (int j = 0; j < count; ++j) {
-          store_score(args, lane, number, slot, place, base + j, sums[j] + bias[j]);
+          store_score(args, head, number, slot, place, base + j, sums[j] + bias[j]);
         }
       }
     }
@@ -271,13 +271,13 @@ __global__ void __launch_bounds__(kThreads) score_any(AttendArgs args) {
 
 constexpr int kAnyRows = 256;  // of a chunk of values
 
-/// The softmax of a block's threads over chunks of rows, for kQueries queries at a time.
+/// Online softmax of a thread block over chunks of tokens, for kQueries queries at a time.
 struct AnySoftmax {
   float top[kQueries] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
   float mass[kQueries] = {};
   float sums[kQueries] = {};  // of this thread's channel
 
-  /// Makes weights of the `rows` scores in `weights`. By all threads.
+  /// Replaces the `rows` scores in `weights` by weights. By all threads.
   __device__ void weigh(float (&weights)[kAnyRows][kQueries], int rows) {
     __syncthreads();
     for (int j = 0; j < kQueries; ++j) {
@@ -302,7 +302,7 @@ struct AnySoftmax {
   }
 };
 
-/// Adds the values of a chunk of a packed block, by weight: a thread has one channel.
+/// Adds the values of a chunk of a packed block, by weight, for the thread's channel.
 __device__ void add_chunk(const PackedFormat& format, const DeviceBlock& block, int first, int rows,
                           const float (&weights)[kAnyRows][kQueries], int channel,
                           float (&sums)[kQueries]) {
@@ -325,71 +325,71 @@ __device__ void add_chunk(const PackedFormat& format, const DeviceBlock& block, 
   });
 }
 
-/// The softmax state of a split: a thread has one channel.
+/// Softmax state of the values of a split, one channel per thread.
 __global__ void add_any(AttendArgs args, FusedArgs fused) {
   __shared__ float weights[kAnyRows][kQueries];
   const auto number = static_cast<int>(blockIdx.x);
-  const int at = lane_at(args, number);
-  const DeviceLane lane = lane_of(args, at);
+  const int at = head_at(args, number);
+  const DeviceHead head = head_of(args, at);
   wait_for_earlier();
   let_next_start();
   AnySplit split;
-  if (!split.take(args, lane, false)) return;
+  if (!split.take(args, head, false)) return;
   const auto thread = static_cast<int>(threadIdx.x);
   const bool there = thread < args.head_dim;
   for (int base = 0; base < args.q_per_kv; base += kQueries) {
     const int count = min(kQueries, args.q_per_kv - base);
     AnySoftmax state;
-    /// Of `rows` rows, that in slot_of(row), -1 for none.
-    const auto weigh = [&](const DeviceRun& run, int rows, const auto& slot_of) {
+    /// Weights of `rows` tokens in slots slot_of(row), -1 if evicted.
+    const auto weigh = [&](const DeviceSegment& segment, int rows, const auto& slot_of) {
       __syncthreads();
       for (int i = thread; i < rows * kQueries; i += static_cast<int>(blockDim.x)) {
         const int j = i % kQueries;
         const int slot = slot_of(i / kQueries);
-        const int place = run.first_place + slot - run.first_slot;
+        const int place = segment.first_place + slot - segment.first_slot;
         const bool live =
             slot >= 0 && j < count &&
-            (!lane.placed || args.key_at[static_cast<int64_t>(at) * args.places + place] >= 0);
+            (!head.placed || args.key_at[static_cast<int64_t>(at) * args.places + place] >= 0);
         float& weight = weights[i / kQueries][j];
         weight = -INFINITY;
         if (!live) continue;
-        const RemappedScores remapped(args, lane, number, RemapSlots(args, lane, slot).remap,
+        const RemappedScores remapped(args, head, number, RemapSlots(args, head, slot).remap,
                                       base + j, false);
-        weight = remapped(lane.weights[(base + j) * args.score_stride + place]);
+        weight = remapped(head.weights[(base + j) * args.score_stride + place]);
       }
       state.weigh(weights, rows);
     };
-    const auto add_rows = [&](const DeviceRun& run, int first, int end) {
+    const auto add_rows = [&](const DeviceSegment& segment, int first, int end) {
       const int64_t row_bytes =
-          static_cast<int64_t>(args.head_dim) * (run.dtype == DType::kF32 ? 4 : 2);
+          static_cast<int64_t>(args.head_dim) * (segment.dtype == DType::kF32 ? 4 : 2);
       for (; first < end; first += kAnyRows) {
         const int rows = min(kAnyRows, end - first);
-        weigh(run, rows, [&](int row) { return run.first_slot + first + row; });
+        weigh(segment, rows, [&](int row) { return segment.first_slot + first + row; });
         for (int row = 0; there && row < rows; ++row) {
-          const float x = element(run.rows + (first + row) * row_bytes, run.dtype, thread);
+          const float x = element(segment.rows + (first + row) * row_bytes, segment.dtype, thread);
           for (int j = 0; j < kQueries; ++j) state.sums[j] += weights[row][j] * x;
         }
       }
     };
-    const auto add_block = [&](const DeviceRun& run, const DeviceBlock& block) {
+    const auto add_block = [&](const DeviceSegment& segment, const DeviceBlock& block) {
       for (int first = 0; first < block.rows; first += kAnyRows) {
         const int rows = min(kAnyRows, block.rows - first);
-        weigh(run, rows, [&](int row) {
+        weigh(segment, rows, [&](int row) {
           if (!is_live(block, first + row)) return -1;
           return block.first_slot + live_before(block, first + row);
         });
         if (!there) continue;
-        add_chunk(args.formats[run.format], block, first, rows, weights, thread, state.sums);
+        add_chunk(args.formats[segment.format], block, first, rows, weights, thread, state.sums);
       }
     };
     split.each(args, add_rows, add_block);
     const int64_t to = (static_cast<int64_t>(number) * fused.splits +
-                        split.pass * fused.lane_splits + static_cast<int>(blockIdx.y)) *
+                        split.pass * fused.head_splits + static_cast<int>(blockIdx.y)) *
                            args.q_per_kv +
                        base;
     for (int j = 0; j < count; ++j) {
       if (there) fused.outs[(to + j) * args.head_dim + thread] = state.sums[j];
-      // Where no slot has a row, any number, as a greater one makes it nothing.
+      // Without tokens: finite, since a merge of -inf bases would give NaN.
       if (thread == 0) fused.ends[to + j] = {fmaxf(state.top[j], -FLT_MAX), state.mass[j]};
     }
   }
@@ -398,8 +398,8 @@ __global__ void add_any(AttendArgs args, FusedArgs fused) {
 constexpr int kUnpackThreads = 128;
 constexpr int kUnpackRows = 32;
 
-/// Block (packed block, rows): kUnpackRows of its rows, a channel a thread, so that neighbouring
-/// threads write side by side.
+/// A thread block unpacks kUnpackRows tokens of packed block blockIdx.x, with neighbouring channels
+/// in neighbouring threads.
 __global__ void __launch_bounds__(kUnpackThreads)
     unpack(const DeviceBlock* blocks, PackedFormat format, float* out) {
   const DeviceBlock& block = blocks[blockIdx.x];
@@ -429,7 +429,7 @@ __global__ void __launch_bounds__(kUnpackThreads)
   }
 }
 
-/// Blocks, (blocks,), with their bitmaps.
+/// Uploads blocks and their bitmaps.
 const DeviceBlock* upload_blocks(std::span<const PackedBlock> blocks, Stream& stream) {
   std::vector<uint64_t> bits;
   for (const PackedBlock& block : blocks) {
@@ -459,7 +459,7 @@ namespace packed {
 
 void launch_any_pass(bool keys, const AttendArgs& args, const FusedArgs& fused, int channels,
                      Stream& stream) {
-  const dim3 grid(static_cast<unsigned>(fused.lanes), static_cast<unsigned>(fused.lane_splits));
+  const dim3 grid(static_cast<unsigned>(fused.heads), static_cast<unsigned>(fused.head_splits));
   if (keys) {
     const size_t shared = sizeof(float) * kWarps * kQueries * static_cast<size_t>(channels);
     launch_early("DecodeTable::attend", score_any, grid, kThreads, shared, stream, args);

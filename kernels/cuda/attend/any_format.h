@@ -4,8 +4,8 @@
 
 namespace kvlm::cuda::packed {
 
-/// The two passes over runs that no kernel of two_pass.cu reads: any format, and full rows.
-///   channels  of a packed row, at most
+/// launch_pass() for kAnyKernel: any format, and unpacked tokens of any type.
+///   channels  most of a packed token
 void launch_any_pass(bool keys, const AttendArgs& args, const FusedArgs& fused, int channels,
                      Stream& stream);
 

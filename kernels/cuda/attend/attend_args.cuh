@@ -8,8 +8,14 @@
 #include "kernels/decode_table.h"
 #include "kernels/packed_format.h"
 
-// A layer of a batch as the host describes it to the kernels of packed lanes: lanes (each is
-// one KV head of one sequence), their runs of slots that are stored alike, blocks and formats.
+// Arguments of the decode attention kernels, for one layer of a batch. A KV head here
+// belongs to one sequence. Its keys and its values are segments: consecutive slots stored alike,
+// unpacked or in packed blocks of one format.
+//
+// A slot is the position of a token in the order in which attention visits them; its place is the
+// index of its storage. They differ only if packed tokens are evicted in place (`placed`): places
+// of a ring then follow those of all reserved blocks, and empty places are slots too, whose codes
+// are read and weigh nothing.
 namespace kvlm::cuda::packed {
 
 struct DeviceBlock {
@@ -18,15 +24,15 @@ struct DeviceBlock {
   const std::byte* zeros;
   const uint64_t* live;
   int rows;
-  int first_slot;  // of the lane
+  int first_slot;
 };
 
-/// Consecutive slots of one lane whose keys (or values) are stored alike.
-struct DeviceRun {
+/// Consecutive slots of one KV head whose keys (or values) are stored alike.
+struct DeviceSegment {
   const std::byte* rows;  // null: packed
   const float* q;
   const uint64_t* selection;
-  // Blocks that lie evenly, counted from this one; else block_rows is 0 and they are listed.
+  // Block 0 of blocks at even strides. Else block_rows is 0 and AttendArgs::blocks lists them.
   DeviceBlock first_block;
   int code_stride;
   int scale_stride;
@@ -36,61 +42,61 @@ struct DeviceRun {
   int units;   // blocks in the list
   int slots;
   int first_slot;
-  int first_place;  // the place of the first slot (DeviceTail), of a lane that is not placed itself
+  int first_place;  // place of the first slot; the slot itself unless DeviceHead::placed
   int selected_of;
   int16_t format;
   DType dtype;
   bool selected_bit;
-  // Of a lane that two passes serve: which kernel of that side reads the run (two_pass.h), -1 if it
-  // is empty for good; and of values, which of the lane's kernels that is.
+  // In two passes: the kernel that reads the segment (two_pass.h). -1: none, since it is always
+  // empty or row_splits.cu reads it. For values also the index of that kernel among those of the KV
+  // head.
   int8_t kernel;
   int8_t pass;
-  // Of keys: which of the lane's queries they meet (fused_keys.cuh), -1 of none.
+  // Keys: index of the query basis they are multiplied with (QuerySources), -1 for none.
   int8_t source;
 };
 
-constexpr int kMostPasses = 4;  // kernels that read the values of a lane that two passes serve
+constexpr int kMostPasses = 4;  // kernels that read the values of a KV head in two passes
 
-/// Splits [first, end) of a lane.
+/// Splits [first, end) of a KV head.
 struct SplitRange {
   int16_t first;
   int16_t end;
 };
 
-struct DeviceLane {
-  int64_t first_query;  // floats from the queries of the step to the lane's, (q_per_kv, head_dim)
-  const float* q;       // them, and their outputs: lane_of() says where
+struct DeviceHead {
+  int64_t first_query;  // offset in floats of its (q_per_kv, head_dim) queries and outputs
+  const float* q;       // q and out: set by head_of()
   float* out;
-  float* weights;  // (q_per_kv, AttendArgs::score_stride) scores, by places of values
+  float* weights;  // (q_per_kv, AttendArgs::score_stride): scores, by the value's place
   int slots;
   int first_remap, remaps;
-  int first_keys, last_keys, last_values;  // runs
-  // The kernel that serves the lane in one pass (fused_table.h, picture_choice.h); 0: two passes
-  // do, in which `passes` kernels read values, or row_pieces.cu does, which is one pass.
+  int first_keys, last_keys, last_values;  // in AttendArgs::segments
+  // The one-pass kernel that processes the KV head (fused_table.h, image_choice.h). 0: `passes`
+  // kernels of two_pass.h read its values, or row_splits.cu processes it (then `passes` is 1).
   int8_t fused;
   int8_t passes;
-  SplitRange splits[kMostPasses];  // of each pass over values, those in which it has slots
-  bool selects;                    // some runs of values select their slots
-  bool placed;                     // TableLane.placed
-  // Which packed slots of a placed lane that a kernel serves in one pass have rows (PackedRowBits);
-  // null: all have.
+  SplitRange splits[kMostPasses];  // by pass over values: splits in which it has slots
+  bool selects;                    // some segments of values select their slots
+  bool placed;                     // packed tokens are evicted in place (TableHead.placed)
+  // One pass, if placed: which packed slots hold a token (PackedRowBits). Null: all do.
   const uint32_t* live;
 };
 
-/// What DeviceLane::live points to: how many slots have rows, and a bit for each slot.
+/// DeviceHead::live: the number of slots that hold a token, then a bit for each slot.
 struct PackedRowBits {
-  static constexpr int kBits = 2;  // the first word of bits
-  /// With two words more than bits need, so that 32 bits from any of them on can be read.
+  static constexpr int kBits = 2;  // index of the first word of bits
+  /// Two words more than the bits need: from() reads the word after.
   static VLM_HD constexpr int words(int slots) { return kBits + (slots + 63) / 64 * 2 + 2; }
-  /// The bits of 32 slots from `slot` on.
+  /// Bits of slots [slot, slot + 32).
   static __device__ uint32_t from(const uint32_t* live, int slot) {
     const uint32_t* words = live + kBits + slot / 32;
     return __funnelshift_r(words[0], words[1], static_cast<unsigned>(slot));
   }
 };
 
-/// The least and the greatest score of the slots of a remap, in units of log2, so that integers
-/// compare as the scores do.
+/// Least and greatest score of the slots of a remap, in units of log2. Stored as integers in the
+/// same order, for atomicMin() and atomicMax().
 struct ScoreRange {
   int least;
   int greatest;
@@ -104,16 +110,16 @@ struct ScoreRange {
   }
 };
 
-/// Everything a launch reads.
+/// Arguments of every launch of a layer.
 struct AttendArgs {
-  const DeviceLane* lanes;
-  const DeviceRun* runs;
+  const DeviceHead* heads;
+  const DeviceSegment* segments;
   const DeviceBlock* blocks;
   const PackedFormat* formats;
   const ScoreRemap* remaps;
-  ScoreRange* ranges;           // (lanes of the step, most_remaps, q_per_kv)
-  unsigned long long* guarded;  // counts slopes that were clamped; null: nobody asks
-  // TableArgs: of lanes that are placed, where the other half of each place's row is.
+  ScoreRange* ranges;           // (KV heads of the step, most_remaps, q_per_kv)
+  unsigned long long* guarded;  // counts clamped slopes; null: not counted
+  // If placed: the place of the value of each key's place, and the reverse (TableArgs).
   const int16_t* value_at;
   const int16_t* key_at;
   int places;
@@ -122,39 +128,41 @@ struct AttendArgs {
   int q_per_kv;
   int head_dim;
   float scale;
-  bool weighs;     // scores and states are kept, from which weights follow (weigh_rows.h)
-  const float* q;  // (rows of the step, heads, q_per_kv, head_dim)
-  float* out;
-  // Lanes are (slots, layers, heads), with as many runs each. A launch serves those of a step.
+  bool weighs;     // keeps scores and states for the attention weights (weigh_rows.h)
+  const float* q;  // (rows of the step, kv_heads, q_per_kv, head_dim)
+  float* out;      // as q
+  // `heads` is (sequence slots, layers, kv_heads), with head_segments segments each. A launch
+  // processes the sequences of `step`.
   const TableRow* step;
   int layer;
   int layers;
-  int heads;
-  int lane_runs;
+  int kv_heads;
+  int head_segments;
 };
 
-/// The lane that is number `index` of a launch.
-__device__ inline int lane_at(const AttendArgs& args, int index) {
-  return (args.step[index / args.heads].slot * args.layers + args.layer) * args.heads +
-         index % args.heads;
+/// Index in AttendArgs::heads of KV head `index` of a launch.
+__device__ inline int head_at(const AttendArgs& args, int index) {
+  return (args.step[index / args.kv_heads].slot * args.layers + args.layer) * args.kv_heads +
+         index % args.kv_heads;
 }
 
-__device__ inline DeviceLane lane_of(const AttendArgs& args, int index) {
-  DeviceLane lane = args.lanes[index];
-  lane.q = args.q + lane.first_query;
-  lane.out = args.out + lane.first_query;
-  return lane;
+__device__ inline DeviceHead head_of(const AttendArgs& args, int index) {
+  DeviceHead head = args.heads[index];
+  head.q = args.q + head.first_query;
+  head.out = args.out + head.first_query;
+  return head;
 }
 
-/// Block `index` of a run, or of the list where it does not lie evenly.
-__device__ inline DeviceBlock block_of(const DeviceBlock* list, const DeviceRun& run, int index) {
-  if (run.block_rows == 0) return list[run.listed + index];
-  DeviceBlock block = run.first_block;
-  block.codes += static_cast<int64_t>(index) * run.code_stride;
-  block.scales += static_cast<int64_t>(index) * run.scale_stride;
-  if (block.zeros != nullptr) block.zeros += static_cast<int64_t>(index) * run.scale_stride;
-  block.rows = min(run.block_rows, run.packed_rows - index * run.block_rows);
-  block.first_slot += index * run.block_rows;
+/// Block `index` of a segment.
+__device__ inline DeviceBlock block_of(const DeviceBlock* list, const DeviceSegment& segment,
+                                       int index) {
+  if (segment.block_rows == 0) return list[segment.listed + index];
+  DeviceBlock block = segment.first_block;
+  block.codes += static_cast<int64_t>(index) * segment.code_stride;
+  block.scales += static_cast<int64_t>(index) * segment.scale_stride;
+  if (block.zeros != nullptr) block.zeros += static_cast<int64_t>(index) * segment.scale_stride;
+  block.rows = min(segment.block_rows, segment.packed_rows - index * segment.block_rows);
+  block.first_slot += index * segment.block_rows;
   return block;
 }
 

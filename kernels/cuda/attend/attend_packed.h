@@ -5,8 +5,8 @@
 
 #include "kernels/attend_packed.h"
 
-// The CUDA implementation of kernels/attend_packed.h, which has checked the arguments. Attention
-// on a GPU is a DecodeTable's.
+// CUDA side of kernels/attend_packed.h, which checks the arguments: unpacking only. Attention on a
+// GPU goes through DecodeTable (attend_layer.h).
 namespace kvlm::cuda {
 
 void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> blocks, float* out,

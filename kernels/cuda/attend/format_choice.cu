@@ -12,7 +12,7 @@ bool is_power_of_two_or_zero(float x) {
   return x == 0 || std::frexp(std::abs(x), &exponent) == 0.5f;
 }
 
-/// What scales and zero points are aligned to: the copies that bring them take as much.
+/// Required alignment of scales and zero points: the bytes of one copy.
 size_t meta_alignment(const PackedFormat& format) {
   if (format.axis == ScaleAxis::kChannel) return 16;
   if (format.axis == ScaleAxis::kHead) return 2;
@@ -31,7 +31,7 @@ bool is_scaled_simply(const PackedFormat& format, int head_dim) {
   bool stored = true;
   for (int i = 0; i < format.sections; ++i) {
     const PackedSection& section = format.section[static_cast<size_t>(i)];
-    if (section.zero_stored && !stored) return false;  // zero points lie as channels do
+    if (section.zero_stored && !stored) return false;  // stored zero points are indexed by channel
     stored = stored && section.zero_stored;
     if (section.zero_stored && section.slope == 1) continue;
     if (by_token && !section.zero_stored && section == section_of(section.code, section.channels)) {
@@ -46,19 +46,21 @@ bool is_scaled_simply(const PackedFormat& format, int head_dim) {
   return true;
 }
 
-bool is_placed_well(const SlotRun& run) {
-  if (!is_aligned(run.q, 16)) return false;
-  if (run.format == nullptr) return run.dtype == DType::kF16 && is_aligned(run.rows, 16);
-  const size_t meta = meta_alignment(*run.format);
-  if (run.code_stride % 16 != 0 || run.scale_stride % static_cast<std::ptrdiff_t>(meta) != 0) {
+bool is_placed_well(const SlotSegment& segment) {
+  if (!is_aligned(segment.q, 16)) return false;
+  if (segment.format == nullptr)
+    return segment.dtype == DType::kF16 && is_aligned(segment.rows, 16);
+  const size_t meta = meta_alignment(*segment.format);
+  if (segment.code_stride % 16 != 0 ||
+      segment.scale_stride % static_cast<std::ptrdiff_t>(meta) != 0) {
     return false;
   }
-  for (const PackedBlock& block : run.blocks) {
+  for (const PackedBlock& block : segment.blocks) {
     if (block.live != nullptr || !is_aligned(block.codes, 16) || !is_aligned(block.scales, meta) ||
         !is_aligned(block.zeros, meta)) {
       return false;
     }
-    if (run.code_stride != 0) break;  // they lie evenly: all are alike
+    if (segment.code_stride != 0) break;  // even strides: all are alike
   }
   return true;
 }

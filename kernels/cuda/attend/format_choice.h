@@ -7,15 +7,15 @@
 #include "kernels/codecs/codec.h"
 #include "kernels/cuda/attend/fused_attention.h"
 
-// Which packed rows the kernels that attend on the tensor cores can read.
+// Which segments the kernels on the tensor cores (fused_kernel.cuh, two_pass.cuh) can read.
 namespace kvlm::cuda::packed {
 
-/// Whether a token has several scales.
+/// Whether a token has several scales, one for each group of channels.
 inline bool has_groups(const PackedFormat& format) {
   return format.axis == ScaleAxis::kToken && format.group_size < format.channels();
 }
 
-/// Whether codec C, scaled so, reads a format.
+/// Whether codec C with scales kScaled reads a format.
 template <class C, Scaled kScaled>
 bool is_read_by(const PackedFormat& format) {
   if ((format.axis == ScaleAxis::kChannel) != (kScaled == Scaled::kChannel) ||
@@ -32,10 +32,10 @@ bool is_read_by(const PackedFormat& format) {
   return true;
 }
 
-/// Whether scales and zero points of rows of head_dim channels are such as the kernels take.
+/// Whether the kernels support a format's scales and zero points, for head_dim channels.
 bool is_scaled_simply(const PackedFormat& format, int head_dim);
-/// Whether codes, scales and zero points are aligned as the copies that bring them ask, and no row
-/// of a block is gone. Of f16 rows, whether they are f16 rows.
-bool is_placed_well(const SlotRun& run);
+/// Whether codes, scales and zero points are aligned for copies, and no token of a block is
+/// evicted. Unpacked tokens must be f16 and aligned.
+bool is_placed_well(const SlotSegment& segment);
 
 }  // namespace kvlm::cuda::packed

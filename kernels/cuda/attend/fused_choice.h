@@ -5,27 +5,25 @@
 
 #include "kernels/attend_packed.h"
 
-// Which kernel of the fused decode attention (fused_table.h) serves a lane.
+// Which one-pass kernel (fused_table.h) processes a KV head, and the query bases of its keys.
 namespace kvlm::cuda::packed {
 
-/// The kernels of a head_dim, by the codes of keys and of values.
+/// Number of listed pairs of codecs.
 int fused_pairs();
-constexpr int kMostFusedRuns = 14;  // of a lane, keys and values
-constexpr int kMostSideRuns = 8;
-/// The number of the kernel that serves a lane (1..fused_pairs(), or one of picture_choice.h), 0
-/// for none.
-struct FusedLane {
-  int pair = 0;
-  std::array<int8_t, kMostFusedRuns> source{};  // of the keys' runs: DeviceRun::source
+constexpr int kMostFusedSegments = 14;  // of a KV head, keys and values
+constexpr int kMostSideSegments = 8;
+struct FusedHead {
+  int pair = 0;  // kernel: 1..fused_pairs(), or one of image_choice.h; 0: none
+  std::array<int8_t, kMostFusedSegments> source{};  // DeviceSegment::source, by segment of keys
   int sources = 0;
 };
 /// Chooses among kernels whose blocks take up to `most_shared` bytes of shared memory.
-///   loses_rows  the lane is placed: some slots have no rows
-FusedLane fused_lane(const PackedLane& lane, int head_dim, int most_shared,
+///   loses_rows  packed tokens are evicted in place: some slots are empty
+FusedHead fused_head(const PackedHead& head, int head_dim, int most_shared,
                      bool loses_rows = false);
-/// Which queries keys meet, in `made`; false if there are too many.
-bool find_sources(std::span<const SlotRun> keys, FusedLane& made);
-/// Shared memory that a block may have, of the first GPU that was asked.
+/// Sets the query bases of the keys in `made`. False if there are too many.
+bool find_sources(std::span<const SlotSegment> keys, FusedHead& made);
+/// Most shared memory of a block, on the GPU that is current at the first call.
 int most_shared_bytes();
 
 }  // namespace kvlm::cuda::packed

@@ -4,16 +4,16 @@
 #include "kernels/cuda/attend/fused_stage.cuh"
 #include "kernels/cuda/attend/fused_values.cuh"
 
-// What a warp does with one item, up to 32 slots of a KV head: bring its codes to shared memory,
-// score its keys, add its values. Every kernel of fused_kernel.cuh is made of these.
+// One item in a warp, for fused_kernel.cuh and two_pass.cuh: fetch() copies its codes to shared
+// memory, score_item() scores its keys (fused_keys.cuh), ItemSums adds its values
+// (fused_values.cuh).
 namespace kvlm::cuda::packed {
 
-constexpr float kWeightUp = 1 << 8;  // with scales below 32, products are halves
-constexpr float kWeightUpLarge = 0.125f;
+constexpr float kWeightUp = 1 << 8;       // weight scale: products with scales below 32 are halves
+constexpr float kWeightUpLarge = 0.125f;  // weight scale for larger scales
 constexpr float kLargeScale = 32;
 
-/// What undoes a raise of weights, which is one of the two: chosen, which is shorter than a
-/// division.
+/// Inverse of the weight scale (kWeightUp or kWeightUpLarge), without a division.
 __device__ inline float undone(float up) {
   return up == kWeightUp ? 1 / kWeightUp : 1 / kWeightUpLarge;
 }
@@ -21,7 +21,7 @@ __device__ inline float undone(float up) {
 template <class K, int kGroups>
 constexpr int kSourceBytes = static_cast<int>((sizeof(QuerySource<K, kGroups>) + 15) / 16 * 16);
 
-/// The queries of a block of threads in shared memory, by DeviceRun::source.
+/// Queries of a thread block in shared memory: one basis for each DeviceSegment::source.
 template <class K, Scaled kKeys, int kGroups>
 struct QuerySources {
   using Source = QuerySource<K, kGroups>;
@@ -30,27 +30,27 @@ struct QuerySources {
   __device__ Source& at(int i) const {
     return *reinterpret_cast<Source*>(from + i * kSourceBytes<K, kGroups>);
   }
-  /// Makes `sources` of them ready, by all threads: those that some of the block's first `key_runs`
-  /// runs, of keys, meet.
-  __device__ void fill(int sources, const LaneRun* runs, int key_runs, const float* lane_q,
-                       const AttendArgs& args, int first_query) const {
+  /// Prepares those of the first `sources` bases that the `key_segments` segments of keys use. By
+  /// all threads.
+  __device__ void fill(int sources, const HeadSegment* segments, int key_segments,
+                       const float* head_q, const AttendArgs& args, int first_query) const {
     for (int i = 0; i < sources; ++i) {
-      int met = -1;  // a run of keys that meets these queries, a packed one if there is one
-      for (int run = 0; run < key_runs; ++run) {
-        if (runs[run].run.source != i || runs[run].facts.passed_by()) continue;
-        if (met < 0 || runs[met].run.rows != nullptr) met = run;
+      int met = -1;  // a segment of keys in this basis, packed if possible
+      for (int segment = 0; segment < key_segments; ++segment) {
+        if (segments[segment].segment.source != i || segments[segment].facts.passed_by()) continue;
+        if (met < 0 || segments[met].segment.rows != nullptr) met = segment;
       }
       if (met < 0) continue;
-      const float* q = runs[met].run.q != nullptr ? runs[met].run.q : lane_q;
+      const float* q = segments[met].segment.q != nullptr ? segments[met].segment.q : head_q;
       at(i).fill(q, scaled_group(kKeys) != 0, args.q_per_kv, first_query, args.scale);
     }
     __syncthreads();
   }
 };
 
-/// Begins to copy one side of an item to shared memory: codes, scales and zero points. F16 rows are
-/// read where they lie. Of scales by row, which threads keep, `row_affine` is this thread's.
-///   channels  whether scales by channel are wanted, which the items of a block share
+/// Begins to copy the keys or values of an item to shared memory: codes, scales and zero points.
+/// F16 tokens are not copied. Scales by token go to registers: `row_affine` is this thread's token.
+///   channels  whether to copy scales by channel, which the items of a block share
 template <class C, Scaled kScaled, bool kApart>
 __device__ __forceinline__ void fetch(const Place& place, const Item& item, Side side,
                                       StageOf<C, kScaled, kApart>& to, uint32_t& row_affine,
@@ -70,30 +70,31 @@ __device__ __forceinline__ void fetch(const Place& place, const Item& item, Side
   }
 }
 
-/// Row `slot` of a run of f16 rows.
+/// F16 token `slot` of a segment.
 template <int kDim>
-__device__ const std::byte* full_row(const LaneRun& run, int slot) {
-  return run.run.rows + static_cast<int64_t>(slot - run.run.first_slot) * (kDim * 2);
+__device__ const std::byte* full_row(const HeadSegment& segment, int slot) {
+  return segment.segment.rows +
+         static_cast<int64_t>(slot - segment.segment.first_slot) * (kDim * 2);
 }
 
-/// Scores of an item whose keys have been fetched.
-///   keys   the queries as the item before has left them
-///   anew   they are to be made ready for this one: its block is another
+/// Scores of an item whose keys are in `stage`, or f16.
+///   keys   the queries as the previous item left them
+///   anew   this item begins another block, so the queries are prepared again
 template <class K, Scaled kKeys, int kGroups>
 __device__ __forceinline__ void score_item(const QuerySource<K, kGroups>& source,
-                                           const LaneRun* runs, const Item& item,
+                                           const HeadSegment* segments, const Item& item,
                                            const StageOf<K, kKeys, true>& stage,
                                            uint32_t row_affine, const OperandThread& my,
                                            Keys<K, kGroups>& keys, bool anew,
                                            Scores<kGroups>& scores) {
   constexpr int kZerosAt = StageOf<K, kKeys, true>::kZerosAt;
-  const RunFacts of = item.facts[kKeySide];
+  const SegmentFacts of = item.facts[kKeySide];
   const std::byte* codes = stage.rows(item.row[kKeySide]);
   if (!of.coded()) {
     if (anew) keys.take_natural(source, my);
-    keys.score_rows(full_row<K::kDim>(runs[of.run()], item.slot), item.rows, my, scores);
+    keys.score_rows(full_row<K::kDim>(segments[of.segment()], item.slot), item.rows, my, scores);
   } else if constexpr (kKeys == Scaled::kChannel) {
-    if (anew) keys.fold(source, runs, of, stage.meta, stage.meta + kZerosAt, my);
+    if (anew) keys.fold(source, segments, of, stage.meta, stage.meta + kZerosAt, my);
     keys.template score_codes<false>(codes, source, 0, my, scores);
   } else {
     if (anew) keys.take_coded(source, my);
@@ -108,9 +109,9 @@ __device__ __forceinline__ void score_item(const QuerySource<K, kGroups>& source
 }
 
 /// Stores the scores of an item for each slot whose bit in `there` is 1.
-///   place  where the key and the value of its first row lie
+///   place  of the item's first slot, for key and value
 template <int kGroups>
-__device__ __forceinline__ void store_scores(const AttendArgs& args, const DeviceLane& lane,
+__device__ __forceinline__ void store_scores(const AttendArgs& args, const DeviceHead& head,
                                              int first_query, uint32_t there, int place,
                                              const OperandThread& my,
                                              const Scores<kGroups>& scores) {
@@ -122,12 +123,12 @@ __device__ __forceinline__ void store_scores(const AttendArgs& args, const Devic
     for (int group = 0; group < kGroups; ++group) {
       const int query = first_query + group * kGroupQueries + my.quarter;
       if (query >= args.q_per_kv) continue;
-      lane.weights[query * args.score_stride + place + row] = scores.of[i / 2][group][i % 2];
+      head.weights[query * args.score_stride + place + row] = scores.of[i / 2][group][i % 2];
     }
   }
 }
 
-/// Leaves out the slots of an item whose bit in `there` is 0: they weigh nothing.
+/// Masks the slots of an item whose bit in `there` is 0.
 template <int kGroups>
 __device__ __forceinline__ void leave_out(uint32_t there, const OperandThread& my,
                                           Scores<kGroups>& scores) {
@@ -140,36 +141,38 @@ __device__ __forceinline__ void leave_out(uint32_t there, const OperandThread& m
   }
 }
 
-/// The weighted sums of the values of the items that a warp has taken.
+/// Weighted sums of the values of a warp's items.
 template <class V, Scaled kValues, int kGroups>
 class ItemSums {
  public:
   using Sums = Values<V, kValues, kGroups>;
   using Stage = StageOf<V, kValues, false>;
 
-  /// What was added weighs `factor` as much.
+  /// Multiplies the sums by `factor`.
   __device__ void shrink(const float (&factor)[kGroups]) { values_.shrink(factor); }
 
-  /// Adds an item whose values have been fetched, by its weights.
-  ///   codes  as wide_values() has made them ready
-  ///   ends   the next item may have other scales of channels
-  __device__ __forceinline__ void add(const LaneRun* runs, const Item& item, const Stage& stage,
-                                      const std::byte* codes, uint32_t row_affine,
-                                      const Scores<kGroups>& weights, const PartOf& part,
-                                      const OperandThread& my, bool ends = true) {
-    const RunFacts of = item.facts[kValueSide];
+  /// Adds an item whose values are in `stage`, or f16.
+  ///   codes  from wide_values()
+  ///   ends   the next item may have other scales by channel
+  __device__ __forceinline__ void add(const HeadSegment* segments, const Item& item,
+                                      const Stage& stage, const std::byte* codes,
+                                      uint32_t row_affine, const Scores<kGroups>& weights,
+                                      const PartOf& part, const OperandThread& my,
+                                      bool ends = true) {
+    const SegmentFacts of = item.facts[kValueSide];
     const bool coded = of.coded();
     const std::byte* scales = stage.group_scales(item.row[kValueSide]);
     const bool large = coded && has_large_scale(scales, row_affine);
     raise(coded, __any_sync(kAll, large) ? kWeightUpLarge : kWeightUp, my);
     const typename Sums::Weights raised(weights, up_, part, my);
     if (!coded) {
-      return values_.add_rows(full_row<V::kDim>(runs[of.run()], item.slot), item.rows, raised, my);
+      return values_.add_rows(full_row<V::kDim>(segments[of.segment()], item.slot), item.rows,
+                              raised, my);
     }
     values_.add_codes(codes, scales, scales + Stage::kZerosAt, row_affine, raised, my);
     if constexpr (kValues == Scaled::kChannel) {
       if (!ends) return;
-      values_.finish_channels(undone(up_), runs[of.run()].format, stage.meta,
+      values_.finish_channels(undone(up_), segments[of.segment()].format, stage.meta,
                               stage.meta + Stage::kZerosAt, my);
       added_ = kFresh;
     }
@@ -199,7 +202,7 @@ class ItemSums {
     }
   }
 
-  /// Brings what was added to the units of what comes next: codes or rows, and a raise of weights.
+  /// Converts the sums to the units of the next item: codes or f16 tokens, and its weight scale.
   __device__ void raise(bool coded, float up, const OperandThread& my) {
     if (added_ != kFresh && ((added_ == kCodes) != coded || up != up_)) {
       values_.bring_down(added_ == kCodes, undone(up_), my);
@@ -210,8 +213,8 @@ class ItemSums {
   }
 
   Sums values_;
-  enum { kFresh, kRows, kCodes } added_ = kFresh;  // what is not brought down in `values_`
-  float up_ = kWeightUp;                           // and the raise of its weights
+  enum { kFresh, kRows, kCodes } added_ = kFresh;  // units of `values_`
+  float up_ = kWeightUp;                           // and their weight scale
 };
 
 }  // namespace kvlm::cuda::packed

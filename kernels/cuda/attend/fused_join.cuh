@@ -1,14 +1,15 @@
 #pragma once
 
 #include "kernels/cuda/attend/fused_attention.h"
-#include "kernels/cuda/attend/fused_lane.cuh"
+#include "kernels/cuda/attend/fused_head.cuh"
 
-// Merges the softmax states of a KV head's splits, whichever kernel has left them. Three callers
-// give the same bits: a block of fused_kernel.cuh that has taken all splits of its KV head; a
-// kernel of its own (fused_attention.cu); and one that also adds attention weights (weigh_rows.cu).
+// Merges the softmax states (base m, sum of weights l, weighted values o) of a KV head's splits,
+// from whichever kernel: out = sum_i 2^(m_i - m) o_i / sum_i 2^(m_i - m) l_i, m the largest base.
+// Three callers give the same bits: a block of fused_kernel.cuh that has all splits of its KV head;
+// join_splits() (fused_attention.cu); and weigh_rows.cu, which also adds attention weights.
 namespace kvlm::cuda::packed {
 
-/// Whether one block has all splits of a lane, and joins them.
+/// Whether one block has all splits of a KV head, and merges them.
 VLM_HD inline bool has_all_splits(const FusedArgs& fused, int splits) {
   return fused.blocks == 1 || splits == 1;
 }
@@ -22,8 +23,8 @@ __device__ inline float4 divided(const float4& x, float by) {
   return {x.x / by, x.y / by, x.z / by, x.w / by};
 }
 
-/// A sum by weights of outputs of neighbouring channels: Channels is float4, or float where
-/// head_dim is no multiple of 4.
+/// A weighted sum of outputs of neighbouring channels. Channels is float4, or float if head_dim is
+/// no multiple of 4.
 template <class Channels>
 struct WeighedSum {
   Channels out{};
@@ -33,31 +34,31 @@ struct WeighedSum {
     weights += weight * their_weights;
     add_weighed(out, weight, theirs);
   }
-  /// Divided by the weights, as the output of a query from the `at`-th Channels on.
+  /// Writes the `at`-th Channels of a query's output: the sum divided by the weights.
   __device__ void write(float* to, int head_dim, int query, int at) const {
     reinterpret_cast<Channels*>(to + query * head_dim)[at] = divided(out, weights);
   }
 };
 
-/// Where the states of the splits of lane `index` of a launch are: one for each, or for each pass
-/// those of the splits in which it has slots.
+/// Indices of the states of KV head `index` of a launch: one for each split, or, with passes over
+/// values, for each pass those of the splits in which it has slots.
 struct SplitPlaces {
   const SplitRange* splits;  // on the GPU: an index into a copy would cost local memory
   int passes;
-  int of_pass;  // places of a pass
-  int first;    // place of the first state, behind which the others of its pass follow
+  int of_pass;  // indices of a pass
+  int first;    // index of the first state, if there is at most one pass
   int count;
 
   __device__ SplitPlaces(const AttendArgs& args, const FusedArgs& fused, int index)
-      : of_pass(fused.lane_splits), first(0) {
-    const DeviceLane& lane = args.lanes[lane_at(args, index)];
-    splits = lane.splits;
-    passes = lane.passes;
-    count = passes == 0 ? fused_splits_of(lane.slots) : 0;
+      : of_pass(fused.head_splits), first(0) {
+    const DeviceHead& head = args.heads[head_at(args, index)];
+    splits = head.splits;
+    passes = head.passes;
+    count = passes == 0 ? fused_splits_of(head.slots) : 0;
     for (int pass = 0; pass < passes; ++pass) count += splits[pass].end - splits[pass].first;
     if (passes == 1) first = splits[0].first;
   }
-  /// Of state `i` of them.
+  /// Index of state i.
   __device__ int at(int i) const {
     if (passes <= 1) return first + i;
     for (int pass = 0; pass < passes; ++pass) {
@@ -69,10 +70,10 @@ struct SplitPlaces {
   }
 };
 
-constexpr int kJoinAhead = 16;  // all splits of a lane of 4096 slots
+constexpr int kJoinAhead = 16;  // all splits of a KV head of 4096 slots
 
-/// Writes the outputs of queries [first_query, end_query) of lane `index` to `to`, by the threads
-/// of a block. The states of kAhead splits are asked for together.
+/// Writes the outputs of queries [first_query, end_query) of KV head `index` to `to`, by the
+/// threads of a block. The states of kAhead splits are loaded together.
 template <int kAhead, class Channels = float4>
 __device__ void join_queries(const AttendArgs& args, const FusedArgs& fused,
                              const SplitPlaces& places, float* to, int head_dim, int index,
@@ -98,7 +99,7 @@ __device__ void join_queries(const AttendArgs& args, const FusedArgs& fused,
       }
     };
     load(0);
-    float most = -INFINITY;  // of all splits, so that their weights do not wait for each other
+    float most = -INFINITY;  // over all splits first: then their weights are independent
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) most = fmaxf(most, end[i].x);
     for (int split = kAhead; split < splits; ++split) {
@@ -129,7 +130,7 @@ __device__ void join_any_queries(const AttendArgs& args, const FusedArgs& fused,
   }
 }
 
-/// Log2 of the sum of 2^score over a lane, by a warp.
+/// Log2 of the sum of 2^score over a KV head's slots, by a warp.
 __device__ inline float log_sum_of(const AttendArgs& args, const FusedArgs& fused,
                                    const SplitPlaces& places, int index, int query) {
   const float2* ends =

@@ -1,28 +1,29 @@
 #pragma once
 
-#include "kernels/cuda/attend/fused_lane.cuh"
+#include "kernels/cuda/attend/fused_head.cuh"
 #include "kernels/cuda/attend/log2.h"
 
-// Scores of an item of the fused decode attention: the queries of a lane as operands of the tensor
-// cores, in shared memory and then in registers, and their products with 32 keys.
+// Scores of an item: 32 keys, the rows of a tensor-core operand, times the queries of a KV head,
+// its columns. Each query takes two columns, for its high and its low half. QuerySource has the
+// queries in shared memory, Keys the operand. Keys are f16, or codes with scales by channel (folded
+// into the queries), by token, or by groups of 32 or 64 channels.
 namespace kvlm::cuda::packed {
 
-/// The queries of one basis as halves in shared memory, in two orders: `natural`, neighbouring
-/// channels in pairs, for f16 rows and zero points; and `coded`, the order in which words of codes
-/// give their channels, each raised by what its place in a word takes from it. Queries are in units
-/// of log2: a score x weighs 2^x.
+/// The queries of one basis as halves in shared memory, in two orders. `natural`, for f16 tokens
+/// and zero points, has neighbouring channels in pairs. `coded` has the order in which words of
+/// codes give their channels, each scaled against CodePairs::exponent() of its code. Queries are in
+/// units of log2: a score x weighs 2^x.
 template <class K, int kGroups>
 struct QuerySource {
   using Pairs = CodePairs<K::kWidth>;
   static constexpr int kDim = K::kDim;
   static constexpr int kQuarter = kDim / 4;  // channels
   static constexpr int kQueries = kGroups * kGroupQueries;
-  // Padded so that what a quarter of a warp reads falls into different banks: 8 words more than a
-  // multiple of 16.
+  // Padded to 8 words more than a multiple of 16: a quarter of a warp reads different banks.
   static constexpr int kQuarterWords = (kQuarter / 2 + 7) / 16 * 16 + 8;
   static constexpr int kColumnWords = 4 * kQuarterWords + 4;
-  // The parts of coded queries: higher, lower, minus the higher. A thread and its neighbour read
-  // the higher one and one of the others, which lie 4 words further for that.
+  // Coded queries: high half, low half, negated high half. The last two begin 4 words further, as
+  // neighbouring threads read the first and one of these.
   static constexpr int kPartWords = kGroupQueries * 4 * kQuarterWords;
   static constexpr int kHigher = 0;
   static constexpr int kLower = kPartWords + 4;
@@ -30,31 +31,31 @@ struct QuerySource {
   static_assert(kPartWords % 32 == 0);
 
   uint32_t natural[kGroups][2 * kGroupQueries][kColumnWords];  // by column of the operand
-  uint32_t coded[kGroups][3 * kPartWords + 4];                 // by part and query
-  float natural_down[kQueries];                                // what undoes the raise of a query
+  uint32_t coded[kGroups][3 * kPartWords + 4];                 // by half and query
+  float natural_down[kQueries];                                // inverse of the query's scale
   float coded_down[kQueries];
-  float sums[channel_groups(kDim)][kQueries];  // of groups of 32 channels of a query
+  float sums[channel_groups(kDim)][kQueries];  // over groups of 32 channels
 
-  /// Pairs of codes of a word of a quarter: the last word may be filled in part.
+  /// Pairs of codes in a word of a quarter. The last word may be partly filled.
   static constexpr __device__ int pairs_of(int word) {
     const int left = kQuarter / 2 - word * Pairs::kPairs;
     return left < Pairs::kPairs ? left : Pairs::kPairs;
   }
 
-  /// Where pair i of a quarter lies in natural order: of four pairs the inner ones are exchanged,
-  /// so that neighbouring words meet every other pair (Keys::fold).
+  /// Index of pair i of a quarter in natural order. Of four pairs the inner two are swapped, so
+  /// that neighbouring words are multiplied with every other pair (Keys::fold).
   static constexpr __device__ int natural_place(int i) {
     if (i / 4 * 4 + 4 > kQuarter / 2) return i;
     return i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i;
   }
-  /// Place of a channel among the halves of a quarter.
+  /// Position of a channel in the coded order.
   struct Place {
     int quarter;
     int half;
     int exponent;  // of its codes as operands
   };
   static __device__ Place coded_place(int channel, bool grouped) {
-    if (grouped) {  // a quarter has 8 neighbours of every group of 32, and no group is half
+    if (grouped) {  // a quarter has 8 channels of every group of 32; all groups are whole
       const int i = channel % 4;
       return {channel % 32 / 8, (channel / 32 * 4 + i) * 2 + channel / 4 % 2,
               Pairs::exponent(i % Pairs::kPairs)};
@@ -66,7 +67,7 @@ struct QuerySource {
             Pairs::exponent(pair)};
   }
 
-  /// A quarter of a part of a coded query.
+  /// A quarter of a coded query; `part` is kHigher, kLower or kMinusHigher.
   __device__ const uint32_t* coded_at(int group, int part, int query, int quarter) const {
     return coded[group] + part + (query * 4 + quarter) * kQuarterWords;
   }
@@ -76,16 +77,16 @@ struct QuerySource {
 
   __device__ void fill(const float* queries, bool grouped, int q_per_kv, int first_query,
                        float scale) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int warp_lane = static_cast<int>(threadIdx.x % 32);
     constexpr int kRounds = (kDim + 127) / 128;  // of 4 channels a thread
     for (int i = static_cast<int>(threadIdx.x / 32); i < kQueries; i += kWarps) {
       float x[kRounds][4] = {};
       float most = 0;
 #pragma unroll
       for (int round = 0; round < kRounds; ++round) {
-        const int four = round * 32 + lane;
+        const int four = round * 32 + warp_lane;
         if (first_query + i < q_per_kv && (kDim % 128 == 0 || 4 * four < kDim)) {
-          // Written while this kernel may wait already, so not by __ldg.
+          // No __ldg: queries may be written after this kernel has started.
           const float4 from =
               reinterpret_cast<const float4*>(queries + (first_query + i) * kDim)[four];
           x[round][0] = from.x, x[round][1] = from.y, x[round][2] = from.z, x[round][3] = from.w;
@@ -100,20 +101,20 @@ struct QuerySource {
         sum += __shfl_xor_sync(kAll, sum, 1);
         sum += __shfl_xor_sync(kAll, sum, 2);
         sum += __shfl_xor_sync(kAll, sum, 4);
-        if (lane % 8 == 0 && four / 8 < channel_groups(kDim)) sums[four / 8][i] = sum;
+        if (warp_lane % 8 == 0 && four / 8 < channel_groups(kDim)) sums[four / 8][i] = sum;
       }
       most = warp_max(most);
       const Raise raise = raise_of(most);
-      // Products of coded queries with scales below 2^11 are halves.
+      // Products of coded queries with scales below 2^11 stay finite halves.
       constexpr int kRoom = Pairs::kTop - Pairs::kBottom + 11;
       const Raise raise_coded = raise_of(most * power_of_two(kRoom));
-      if (lane == 0) {
+      if (warp_lane == 0) {
         natural_down[i] = raise.down;
         coded_down[i] = raise_coded.down * power_of_two(-Pairs::kTop);
       }
 #pragma unroll
       for (int j = 0; j < 4 * kRounds; ++j) {
-        const int channel = j / 4 * 128 + 4 * lane + j % 4;
+        const int channel = j / 4 * 128 + 4 * warp_lane + j % 4;
         if (kDim % 128 == 0 || channel < kDim) {
           put_channel(i, channel, grouped, x[j / 4][j % 4], raise.up, raise_coded.up);
         }
@@ -122,7 +123,7 @@ struct QuerySource {
   }
 
  private:
-  /// Channel of query i, in both orders.
+  /// Stores a channel of query i in both orders.
   __device__ void put_channel(int i, int channel, bool grouped, float x, float natural_up,
                               float coded_up) {
     const auto put = [&](uint32_t* words, int half, float y, bool lower) {
@@ -145,14 +146,14 @@ struct QuerySource {
   }
 };
 
-/// Scores of an item, then weights: of query `quarter` of each group, and slots `row` and 8 further
-/// of each tile.
+/// Scores of an item, then its weights. A thread has query `quarter` of each group, and slots `row`
+/// and row + 8 of each tile (OperandThread).
 template <int kGroups>
 struct Scores {
   float of[kItemTiles][kGroups][2];
 };
 
-/// Queries as columns of an operand, as the keys at hand want them.
+/// Queries as columns of an operand, prepared for the current keys.
 template <class K, int kGroups>
 class Keys {
  public:
@@ -161,7 +162,7 @@ class Keys {
   static constexpr int kWidth = K::kWidth;
   static constexpr int kDim = K::kDim;
   static constexpr int kSteps = kDim / 16;
-  static constexpr int kPairs = kDim / 8;  // of channels, of a quarter
+  static constexpr int kPairs = kDim / 8;  // of channels in a quarter
 
   __device__ void take_natural(const Source& source, const OperandThread& my) {
 #pragma unroll
@@ -183,11 +184,11 @@ class Keys {
     }
   }
 
-  /// Multiplies the queries with the scales of a block's channels, and with its zero points.
-  ///   runs, of       those of the block of threads, and which one the keys are of
-  ///   scales, zeros  (kDim,) halves in shared memory, quarters apart; zeros of channels that store
-  ///                  them
-  __device__ void fold(const Source& source, const LaneRun* runs, RunFacts of,
+  /// Multiplies the queries with the scales and zero points of a block's channels.
+  ///   segments, of   all segments, and that of the keys
+  ///   scales, zeros  (kDim,) halves in shared memory, padded by quarter_pad(); `zeros` of
+  ///                  channels that store them
+  __device__ void fold(const Source& source, const HeadSegment* segments, SegmentFacts of,
                        const std::byte* scales, const std::byte* zeros, const OperandThread& my) {
     const bool second = of.two_sections() && my.quarter >= 2;
     uint32_t s[kPairs];
@@ -196,8 +197,8 @@ class Keys {
     if (of.zero_stored(second)) {
       codecs::load_shared(zeros + apart_quarter<kDim>(my.quarter), z);
     } else {
-      const PackedSection& section = runs[of.run()].format.section[second];
-      // Channels of the section before those that have another offset.
+      const PackedSection& section = segments[of.segment()].format.section[second];
+      // Channels of this quarter before those with offset_after.
       const int before = section.split - (my.quarter - (second ? 2 : 0)) * 2 * kPairs;
       const __half2 slope = __float2half2_rn(section.slope);
 #pragma unroll
@@ -210,8 +211,8 @@ class Keys {
       }
     }
     __syncwarp();
-    // Zero points are rows of an operand as they lie: its first rows have every other pair, which
-    // one product sums up, and the last rows the rest, which another one does.
+    // Zero points are an operand as stored: rows 0..7 have every other pair, which the first
+    // product sums, rows 8..15 the rest, which the second product sums.
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       uint32_t b[kPairs];
@@ -269,8 +270,7 @@ class Keys {
     }
   }
 
-  /// Scores of an item of f16 rows, of which `rows` are there: of query `quarter` of each group,
-  /// and slots `row` and 8 further of each tile.
+  /// Scores of an item of `rows` f16 tokens.
   __device__ void score_rows(const std::byte* keys, int rows, const OperandThread& my,
                              Scores<kGroups>& scores) const {
     uint32_t words[kItemTiles][2][kPairs];
@@ -286,8 +286,8 @@ class Keys {
     }
   }
 
-  /// The same of codes in shared memory, whose channels share scales; folded into the queries, or
-  /// kByToken: those of the item's row `warp_lane` as two halves.
+  /// Scores of codes in shared memory. fold() has put their scales into the queries; or, kByToken,
+  /// `of_row` is the scale and zero point of this warp lane's token, as two halves.
   template <bool kByToken>
   __device__ void score_codes(const std::byte* codes, const Source& source, uint32_t of_row,
                               const OperandThread& my, Scores<kGroups>& scores) const {
@@ -333,7 +333,7 @@ class Keys {
     }
   }
 
-  /// The same of codes with kScales scales for groups of a row's channels.
+  /// Scores of codes with kScales scales for the groups of a token's channels.
   ///   scales, zeros  (32, kScales) halves in shared memory
   template <int kScales>
   __device__ void score_grouped(const std::byte* codes, const std::byte* scales,
@@ -352,7 +352,7 @@ class Keys {
     codecs::load_shared(reinterpret_cast<const std::byte*>(from), to);
   }
 
-  /// Of the tile whose codes are `codes`; the thread's slots are `slot` and 8 further.
+  /// Scores of one tile. The thread's slots are `slot` and slot + 8.
   template <int kScales>
   __device__ void score_groups(const std::byte* codes, int slot, const std::byte* scales,
                                const std::byte* zeros, const Source& source,
@@ -406,7 +406,7 @@ class Keys {
     }
   }
 
-  /// Products of a tile whose operands are `words(side, reg)`.
+  /// Scores of one tile from operands `words(side, reg)`.
   template <class Words>
   __device__ void multiply(const Words& words, int tile, Scores<kGroups>& scores) const {
     float products[kGroups][4] = {};
@@ -432,7 +432,7 @@ class Keys {
 
   uint32_t b_[kGroups][kPairs];
   float unit_[kGroups];
-  float bias_[kGroups];  // 0 but for keys whose channels have zero points
+  float bias_[kGroups];  // 0 except after fold()
 };
 
 }  // namespace kvlm::cuda::packed

@@ -7,24 +7,24 @@
 
 #include "kernels/base/host_device.h"
 
-// How the fused decode attention cuts a lane into splits, which it joins at last. It depends on the
-// lane's own length alone, so that a lane's sums do not depend on the rest of the batch. Longer
-// splits are faster where many lanes fill a GPU, but leave it idle where few do; and the tensor
-// cores cut off digits of every sum, so that the error grows with the rows that a warp adds up.
+// How packed KV heads are cut into splits, and splits into parts: one for each of a block's four
+// warps. The cut depends on the KV head's length alone, so that its sums do not depend on the
+// batch. Longer splits are faster if many KV heads fill the GPU, but leave it idle if few do. Also,
+// tensor cores truncate every sum, so the error grows with the tokens that a warp adds.
 namespace kvlm::cuda::packed {
 
-/// Slots of a split of a lane of `slots`, of all but the last one.
+/// Slots of each split of a KV head of `slots`, except the last.
 VLM_HD constexpr int fused_split_slots(int slots) {
   return slots <= 4096 ? 256 : slots <= 16384 ? 512 : 1024;
 }
 
-/// Splits of a lane of `slots`.
+/// Splits of a KV head of `slots`.
 VLM_HD constexpr int fused_splits_of(int slots) {
   const int split = fused_split_slots(slots);
   return (slots + split - 1) / split;
 }
 
-/// Splits of a lane of up to `slots`, at most.
+/// Most splits of a KV head of up to `slots`.
 constexpr int most_fused_splits(int slots) {
   int most = 1;
   for (const int limit : {slots, 4096, 16384}) {  // where splits become longer
@@ -34,18 +34,18 @@ constexpr int most_fused_splits(int slots) {
   return most;
 }
 
-/// Parts of a split, one for each warp of a block of threads.
+/// Parts of a split, one per warp of a block.
 constexpr int kSplitParts = 4;
-constexpr int kPartStep = 32;  // a part has a multiple of it, but for the last ones of a lane
+constexpr int kPartStep = 32;  // divides the slots of a part, except the last of a KV head
 
-/// Consecutive slots of a lane.
+/// Consecutive slots of a KV head.
 struct SlotRange {
   int first;
   int end;
 };
 
-/// The slots of a part of a split, of which there may be none at the end of a lane. The state of a
-/// split is made of those of its parts, merged in order.
+/// Slots of a part of a split; may be empty at the end of a KV head. The state of a split is that
+/// of its parts, merged in order.
 VLM_HD constexpr SlotRange fused_part(int slots, int split, int part) {
   const int size = fused_split_slots(slots);
   const int first = split * size;
@@ -56,15 +56,15 @@ VLM_HD constexpr SlotRange fused_part(int slots, int split, int part) {
   return {from, from + step < end ? from + step : end};
 }
 
-/// Whether the parts of a lane are long enough for a warp to take a whole split, part by part. It
-/// waits for no other warp then, but parts of 64 slots were no faster (VidKV's were 2 % slower).
+/// Whether parts are long enough for a warp to take a whole split, part by part, without waiting
+/// for other warps. With parts of 64 slots this was no faster (VidKV: 2 % slower).
 VLM_HD constexpr bool fused_parts_are_long(int slots) { return fused_split_slots(slots) > 256; }
 
-/// Which parts of a block's splits a warp takes, one a turn: first whole splits, part by part, as
-/// many as every warp can have for itself, then its part of each one that is left.
+/// The parts that a warp takes of a block's splits, one per turn. First whole splits, part by part,
+/// as many for each warp; then its own part of each remaining split.
 class WarpParts {
  public:
-  /// Of splits [first_split, end_split). If not `may_be_alone`, warps share all.
+  /// Of splits [first_split, end_split). If not `may_be_alone`, warps share all of them.
   VLM_HD constexpr WarpParts(int first_split, int end_split, int warp, bool may_be_alone)
       : first_split_(first_split),
         turns_(end_split - first_split),
@@ -72,43 +72,41 @@ class WarpParts {
         warp_(warp) {}
 
   VLM_HD constexpr int turns() const { return turns_; }
-  /// Whether the warp has the whole split for itself.
+  /// Whether the warp takes the whole split of this turn.
   VLM_HD constexpr bool alone(int turn) const { return turn < alone_; }
   VLM_HD constexpr int split(int turn) const {
     const int own = warp_ * (alone_ / kSplitParts) + turn / kSplitParts;
     return first_split_ + (alone(turn) ? own : turn);
   }
   VLM_HD constexpr int part(int turn) const { return alone(turn) ? turn % kSplitParts : warp_; }
-  VLM_HD constexpr SlotRange slots(int turn, int lane_slots) const {
-    return fused_part(lane_slots, split(turn), part(turn));
+  VLM_HD constexpr SlotRange slots(int turn, int head_slots) const {
+    return fused_part(head_slots, split(turn), part(turn));
   }
-  /// Whether the next turn's slots are those behind this one's.
+  /// Whether the next turn's slots follow this one's.
   VLM_HD constexpr bool goes_on(int turn) const { return alone(turn + 1); }
 
  private:
   int first_split_;
   int turns_;
-  int alone_;  // turns in which it is
+  int alone_;  // turns with alone()
   int warp_;
 };
 
-/// Blocks of threads that share the up to `splits` splits of a lane: as many as a model finds
-/// fastest on a GPU that holds `resident` of them, if all lanes are as long. The splits of a block
-/// follow each other, which saves the work between them. No result depends on it.
-///   lanes  times the blocks that the queries of one take
-inline int fused_blocks_of_lane(int64_t lanes, int splits, int resident) {
-  // Blocks run in waves. The last one, which is not full, takes more than its share of a full one,
-  // every block has something to do before its first split, and some have a split more than others.
-  // The first two are fitted to steps and to `vlm-bench kernels` on an H100, with 8 to 48
-  // sequences; the last one, which changes none of those choices, is from list scheduling
-  // (fused_splits_test.cpp).
-  constexpr double kAlone = 0.6;  // of a wave: what one block takes
-  constexpr double kBegin = 0.1;  // of a split
+/// Blocks that share the up to `splits` splits of a KV head: the fastest number by a model of
+/// waves, on a GPU with `resident` blocks and with KV heads of one length. No result depends on it.
+///   heads  KV heads times fused_query_blocks()
+inline int fused_blocks_of_head(int64_t heads, int splits, int resident) {
+  // A last wave that is not full takes more than its share of a full one, every block has work
+  // before its first split, and some have one split more. kAlone and kBegin are fitted to steps and
+  // to `vlm-bench kernels` on an H100, with 8 to 48 sequences. kUneven, which changes none of those
+  // choices, is from list scheduling (fused_splits_test.cpp).
+  constexpr double kAlone = 0.6;  // time of one block alone, in waves
+  constexpr double kBegin = 0.1;  // work before the first split, in splits
   constexpr double kUneven = 0.25;
   int best = 1;
   double least = std::numeric_limits<double>::infinity();
   for (int blocks = 1; blocks <= splits; ++blocks) {
-    const double waves = static_cast<double>(lanes * blocks) / resident;
+    const double waves = static_cast<double>(heads * blocks) / resident;
     const double full = std::floor(waves);
     const double last = waves > full ? kAlone + (1 - kAlone) * (waves - full) : 0;
     const double mean = static_cast<double>(splits) / blocks;

@@ -6,9 +6,10 @@
 #include "kernels/cuda/attend/fused_join.cuh"
 #include "kernels/cuda/attend/fused_values.cuh"
 
-// States of the fused decode attention: the softmax of a warp over a part of a split, and what
-// becomes of it. The states of a split's parts are merged in the order of its slots, by the warps
-// that share the split or by the one that has all of it, with the same bits.
+// Softmax states: (base, sum of weights, weighted values), where a weight is 2^(score - base).
+// A warp has the state of one part of a split. The parts of a split are merged in slot order: by
+// write_split() if warps share the split, by add_part() if one warp takes all of it. Both give the
+// same bits. fused_join.cuh merges splits.
 namespace kvlm::cuda::packed {
 
 constexpr float kSlack = 2;  // weights are up to 2^2
@@ -19,19 +20,19 @@ __device__ inline float power_of_2(float x) {
   return y;
 }
 
-/// The softmax of a warp so far, for the queries `quarter` of each group.
+/// Online softmax of a warp, for query `quarter` of each group.
 template <int kGroups>
 struct OnlineSoftmax {
   float base[kGroups];  // a weight is 2^(score - base)
-  float sum[kGroups];   // of the weights of this thread's rows
+  float sum[kGroups];   // of the weights of this thread's slots
 
   __device__ OnlineSoftmax() {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) base[group] = -INFINITY, sum[group] = 0;
   }
 
-  /// Makes weights of the scores of an item. True if what was added before is to shrink, which is
-  /// seldom: a weight may be up to 2^kSlack before what it is relative to follows.
+  /// Replaces the scores of an item by weights. Returns whether earlier sums must be multiplied by
+  /// `factor`. That is rare: the base changes only when a weight would exceed 2^kSlack.
   __device__ bool weigh(Scores<kGroups>& scores, float (&factor)[kGroups]) {
     bool shrinks = false;
 #pragma unroll
@@ -61,7 +62,7 @@ struct OnlineSoftmax {
     return __any_sync(kAll, shrinks) != 0;
   }
 
-  /// What the weights of all threads are relative to, and their sum.
+  /// Base, and sum of weights over all threads.
   __device__ float2 end(int group) const {
     float all = sum[group];
 #pragma unroll
@@ -70,41 +71,38 @@ struct OnlineSoftmax {
   }
 };
 
-/// Where a warp leaves what it has of a split: for the other warps, or for itself until it has the
-/// next part.
+/// Shared memory for the states of parts: for other warps, or until the warp's own next part.
 template <class Stages, class V, int kGroups>
 struct SplitSpace {
   static constexpr int kQueries = kGroups * kGroupQueries;
-  static constexpr int kOutStride = V::kDim + 4;  // of a query: four are written at a time
+  static constexpr int kOutStride = V::kDim + 4;  // padded; four floats are written at a time
   static constexpr int kOutBytes = static_cast<int>(sizeof(float)) * kQueries * kOutStride;
-  /// Outputs lie in the second stages, which nobody needs then, if four blocks have no room for
-  /// more.
+  /// Outputs reuse the second stages, idle by then, if four blocks have no room otherwise.
   static constexpr bool kInStages = sizeof(typename Stages::OneStage) >= kOutBytes &&
                                     kWarps * (sizeof(Stages) + kOutBytes) > 44 * 1024;
   static constexpr int kEndBytes = kWarps * kQueries * static_cast<int>(sizeof(float2));
-  /// Of shared memory, with the stages.
+  /// With the stages.
   static constexpr int kBytes =
       static_cast<int>(kWarps * sizeof(Stages)) + kEndBytes + (kInStages ? 0 : kWarps * kOutBytes);
 
   std::byte* from;
 
   __device__ Stages& stages(int warp) const { return reinterpret_cast<Stages*>(from)[warp]; }
-  /// By query and channel, or as its threads have them.
+  /// By query and channel (write_split()), or in thread order (add_part()).
   __device__ float* outs(int warp) const {
     if (kInStages) return reinterpret_cast<float*>(&stages(warp).stage[1]);
     return reinterpret_cast<float*>(from + kWarps * sizeof(Stages) + kEndBytes + warp * kOutBytes);
   }
-  /// What weights are relative to, and their sum.
+  /// Base and sum of weights.
   __device__ float2& end(int warp, int query) const {
     auto* ends = reinterpret_cast<float2*>(from + kWarps * sizeof(Stages));
     return ends[warp * kQueries + query];
   }
 };
 
-/// Two states as one. A state that has seen no slots is relative to minus infinity, and all else of
-/// it is 0.
+/// Merges two states. A state without slots has a base of -inf and sums of 0.
 struct Merge {
-  float2 end;  // what weights are relative to, and their sum
+  float2 end;  // base and sum of weights
   float of_first;
   float of_second;
 
@@ -114,35 +112,35 @@ struct Merge {
     of_second = second.x == base ? 1 : power_of_2(second.x - base);
     end = {base, of(first.y, second.y)};
   }
-  /// Sums of weights, or of weighed values.
+  /// Merged sum of weights, or of weighted values.
   __device__ float of(float first, float second) const {
     return __fmaf_rn(of_first, first, __fmul_rn(of_second, second));
   }
 };
 
-/// Where the state of a split goes that is not the only one of its lane.
+/// Where to write the state of a split, if its KV head has several.
 struct SplitAt {
   float2* ends;  // by query, from first_query on
   float* outs;
-  int queries;  // that are there
+  int queries;  // from first_query on
 
-  __device__ SplitAt(const AttendArgs& args, const FusedArgs& fused, int lane, int split,
+  __device__ SplitAt(const AttendArgs& args, const FusedArgs& fused, int head, int split,
                      int first_query, int head_dim)
       : queries(args.q_per_kv - first_query) {
-    const auto at = static_cast<int64_t>(lane * fused.splits + split) * args.q_per_kv + first_query;
+    const auto at = static_cast<int64_t>(head * fused.splits + split) * args.q_per_kv + first_query;
     ends = fused.ends + at;
     outs = fused.outs + at * head_dim;
   }
   template <bool kLosesRows>
   __device__ void write_end(int query, float2 end) const {
-    // Where no slot has a row, any number, as a greater one makes it nothing.
+    // Without tokens: finite, since a merge of -inf bases would give NaN.
     if constexpr (kLosesRows) end.x = fmaxf(end.x, -FLT_MAX);
     ends[query] = end;
   }
 };
 
-/// Adds part `part` to what this warp has of a split that it has for itself: keeps the sum, or
-/// writes it behind the last part.
+/// Merges part `part` into the state of a split that this warp takes alone: keeps the state in
+/// shared memory, or writes it after the last part.
 template <bool kLosesRows, class Space, class V, Scaled kScaled, int kGroups>
 __device__ void add_part(const SplitAt& to, int part, const Space& space,
                          const OnlineSoftmax<kGroups>& softmax,
@@ -151,7 +149,7 @@ __device__ void add_part(const SplitAt& to, int part, const Space& space,
   constexpr int kPairs = Layout::kNumbers / 2;
   const bool first = part == 0;
   const bool last = part == kSplitParts - 1;
-  __syncwarp();  // what the part before has kept is there, also where this one is empty
+  __syncwarp();  // the previous part's state is visible, even if this part is empty
   auto* kept = reinterpret_cast<float2*>(space.outs(my.warp)) + threadIdx.x % 32;
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
@@ -159,7 +157,7 @@ __device__ void add_part(const SplitAt& to, int part, const Space& space,
     const bool written = last && query < to.queries;
     float2& end = space.end(my.warp, query);
     const Merge merge(first ? float2{-INFINITY, 0} : end, softmax.end(group));
-    __syncwarp();  // all have read it
+    __syncwarp();  // all threads have read `end`
     if (my.row == 0 && !last) end = merge.end;
     if (my.row == 0 && written) to.write_end<kLosesRows>(query, merge.end);
 #pragma unroll
@@ -174,9 +172,8 @@ __device__ void add_part(const SplitAt& to, int part, const Space& space,
   }
 }
 
-/// Merges the parts of a split that the warps of a block share, and writes its state, or the output
-/// of lane blockIdx.x, which has no other split.
-///   only  it has none: the lane is read again, which costs no register until then
+/// Merges the parts of a split that the warps of a block share, and writes its state; or, if it is
+/// the `only` split of KV head blockIdx.x, the output. The KV head is read again to save registers.
 template <bool kLosesRows, class Space, class V, Scaled kScaled, int kGroups>
 __device__ void write_split(const AttendArgs& args, const SplitAt& to, bool only, int first_query,
                             const Space& space, const OnlineSoftmax<kGroups>& softmax,
@@ -184,23 +181,23 @@ __device__ void write_split(const AttendArgs& args, const SplitAt& to, bool only
   using Layout = typename Values<V, kScaled, kGroups>::Layout;
   constexpr int kDim = V::kDim;
   constexpr int kQueries = Space::kQueries;
-  __syncthreads();  // nobody reads the split before
+  __syncthreads();  // all have read the previous split
   float* outs = space.outs(my.warp);
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
     const int at = group * kGroupQueries + my.quarter;
     const float2 end = softmax.end(group);
     if (my.row == 0) space.end(my.warp, at) = end;
-    constexpr int kRun = Layout::kRun;
+    constexpr int kAdjacent = Layout::kAdjacent;
 #pragma unroll
-    for (int number = 0; number < Layout::kNumbers; number += kRun) {
+    for (int number = 0; number < Layout::kNumbers; number += kAdjacent) {
       float* own = outs + at * Space::kOutStride + Layout::channel(number, my.row);
       const auto sum = [&](int i) { return values.sum(group, number + i); };
-      if (kRun == 2 || number + kRun > Layout::kNumbers) {
+      if (kAdjacent == 2 || number + kAdjacent > Layout::kNumbers) {
         reinterpret_cast<float2*>(own)[0] = {sum(0), sum(1)};
       } else {
 #pragma unroll
-        for (int i = 0; i < kRun; i += 4) {
+        for (int i = 0; i < kAdjacent; i += 4) {
           reinterpret_cast<float4*>(own)[i / 4] = {sum(i), sum(i + 1), sum(i + 2), sum(i + 3)};
         }
       }
@@ -226,14 +223,14 @@ __device__ void write_split(const AttendArgs& args, const SplitAt& to, bool only
              merge.of(out.w, next.w)};
     }
     if (only) {
-      const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
-      WeighedSum<float4>{out, end.y}.write(lane.out, kDim, first_query + query, i % kFours);
+      const DeviceHead head = head_of(args, head_at(args, static_cast<int>(blockIdx.x)));
+      WeighedSum<float4>{out, end.y}.write(head.out, kDim, first_query + query, i % kFours);
       continue;
     }
     reinterpret_cast<float4*>(to.outs)[i] = out;
     if (i % kFours == 0) to.write_end<kLosesRows>(query, end);
   }
-  if (Space::kInStages) __syncthreads();  // before copies come there
+  if (Space::kInStages) __syncthreads();  // before copies overwrite it
 }
 
 }  // namespace kvlm::cuda::packed

@@ -3,20 +3,21 @@
 #include "kernels/codecs/list.h"
 #include "kernels/cuda/attend/fused_attention.h"
 
-// The kernels of the fused decode attention. instances.cmake lists them.
+// The one-pass kernels, by the codecs and scales of keys and values. instances.cmake lists them;
+// two_pass.h has those of two passes.
 namespace kvlm::cuda::packed {
 
-/// A kernel of the table; fused_kernel.cuh has its functions.
+/// A listed kernel; fused_kernel.cuh has its functions.
 template <class K, Scaled kKeys, class V, Scaled kValues>
 struct FusedKernel {
   static constexpr int kDim = K::kDim;  // not that of packed_tiles.cuh
-  /// It serves lanes that are placed or weighed: those whose keys and values are packed by tokens,
-  /// which therefore leave their windows together and lie in the same places.
+  /// Whether it takes KV heads that evict packed tokens in place, or whose weights are wanted. Keys
+  /// and values must be packed by token: then both leave their windows together and have one place.
   static constexpr bool kMayLoseRows = kKeys != Scaled::kChannel && kKeys == kValues;
 
   static void launch(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
-  /// Shared memory of a block that serves `groups` groups of queries (1 or most_groups()), at most,
-  /// for lanes that have so many sources of queries.
+  /// Most shared memory of a block, for `groups` groups of queries (1 or most_groups()) and
+  /// `sources` query bases.
   static int shared_bytes(int sources, int groups);
 };
 

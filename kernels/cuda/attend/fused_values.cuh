@@ -2,19 +2,19 @@
 
 #include "kernels/cuda/attend/fused_keys.cuh"
 
-// Weighted sums of the values of an item of the fused decode attention. Channels are the rows of an
-// operand, slots its columns; ValuesLayout says which a thread of the tensor cores has.
+// Weighted sums of the values of an item. V, channels by slots, is one operand of the tensor cores;
+// the weights, slots by queries, are the other. Values are f16, or codes with scales by channel, by
+// token, or by groups of 32 or 64 channels.
 namespace kvlm::cuda::packed {
 
-/// Which channels of a row, and which slots of a tile, a thread has of an operand of values. Its
-/// channels are numbered; two neighbouring numbers are rows `row` and row + 8 of a product.
+/// Which channels and slots of a tile of V a thread holds. Its channels are numbered: numbers 2 n
+/// and 2 n + 1 are rows `row` and row + 8 of product n.
 ///
-/// Rows of whole 16 bytes are read by columns (ldmatrix): a thread gets 2 bytes of a segment of 16,
-/// those of a pair of slots in a word. Where scales are by groups of 32 channels and a segment of
-/// codes of 2 bits has two groups, threads `row` and row ^ 4 swap halves of what they got, so that
-/// the channels of a product share a scale. Other rows are read channel by channel: thread `row`
-/// has channels 4 row .. 4 row + 3 of every group of 32, and 2 row, 2 row + 1 of half a group at
-/// the end.
+/// Tokens of whole 16 bytes are read by columns (ldmatrix): a thread gets 2 bytes of every 16, for
+/// a pair of slots in a word. 16 bytes of 2-bit codes have two groups of 32 channels. If groups
+/// have scales, threads `row` and row ^ 4 swap half of these codes, so that the channels of a
+/// product share a scale. Other tokens are read channel by channel: thread `row` has channels
+/// 4 row .. 4 row + 3 of every group of 32, and 2 row, 2 row + 1 of half a group at the end.
 template <class V, Scaled kScaled>
 struct ValuesLayout {
   static constexpr int kDim = V::kDim;
@@ -22,58 +22,58 @@ struct ValuesLayout {
   static constexpr bool kGrouped = scaled_group(kScaled) != 0;
   static constexpr int kStride = WideRows<V>::kStride;
   static constexpr bool kWidened = WideRows<V>::kBytes > 0;
-  /// Codes lie side by side, so that nobody has to ask the codec where one is.
+  /// Codes are contiguous: no call of the codec is needed to find one.
   static constexpr bool kPlain = kWidened || V::kRowBytes * 8 == kDim * kWidth;
-  /// Rows begin at multiples of 16 bytes. Those that are not widened lie as they were copied.
+  /// Tokens begin at multiples of 16 bytes.
   static constexpr bool kAligned = kStride % 16 == 0 && (kWidened || V::kRowBytes % 16 == 0);
   static constexpr bool kByColumns =
       kPlain && kAligned && kDim * kWidth % 128 == 0 && (!kGrouped || kWidth >= 2);
-  static constexpr int kUnit = 16 / kWidth;      // channels of 2 bytes
-  static constexpr int kSegment = 128 / kWidth;  // of 16 bytes
+  static constexpr int kUnit = 16 / kWidth;    // channels of 2 bytes
+  static constexpr int kChunk = 128 / kWidth;  // of 16 bytes
   static constexpr bool kSwapped = kByColumns && kGrouped && kWidth == 2;
   /// Neighbouring channels of a thread.
-  static constexpr int kRun = kByColumns && !kSwapped ? kUnit : 4;
+  static constexpr int kAdjacent = kByColumns && !kSwapped ? kUnit : 4;
   static constexpr int kNumbers = kDim / 8;  // channels of a thread
 
-  /// Whether a group is half a one, of which a thread has two channels.
+  /// Whether group g has 16 channels only, two a thread.
   static constexpr __device__ bool is_half(int g) { return (g + 1) * kChannelGroup > kDim; }
-  /// Channel of a number: that of thread row 0, and further by what is the same for all numbers but
-  /// those of half a group.
+  /// Channel of a number: that of thread row 0, plus an offset that is the same for all numbers
+  /// except those of half a group.
   static constexpr __device__ int channel(int number, int row) {
     return first_channel(number) + further(!kByColumns && is_half(number / 4), row);
   }
   static constexpr __device__ int first_channel(int number) {
     if (!kByColumns) return number / 4 * kChannelGroup + number % 4;
     const int i = number % kUnit;
-    return number / kUnit * kSegment + (kSwapped ? i / 4 * kChannelGroup + i % 4 : i);
+    return number / kUnit * kChunk + (kSwapped ? i / 4 * kChannelGroup + i % 4 : i);
   }
   static constexpr __device__ int further(bool half, int row) {
     if (!kByColumns) return (half ? 2 : 4) * row;
     return kSwapped ? row % 4 * 8 + row / 4 * 4 : row * kUnit;
   }
-  /// The group of channels, by scales, that the numbers of a product are in (kGrouped).
+  /// Index of the scale of a number's product (kGrouped).
   static constexpr __device__ int group(int number) {
     return first_channel(number) / std::max(scaled_group(kScaled), kChannelGroup);
   }
-  /// The place of a number among the codes of a word.
+  /// Position of a number among the codes of a word.
   static constexpr __device__ int place(int number) {
     return kByColumns ? number % kUnit : number % 4 % CodePairs<kWidth>::kPairs;
   }
-  /// Slot i = 0..3 of a tile that a thread has: 0 and 1 are a pair, and 2 and 3.
+  /// Slot i = 0..3 of a thread in a tile; (0, 1) and (2, 3) are pairs.
   static constexpr __device__ int slot(int quarter, int i) {
     return kByColumns ? 2 * quarter + i % 2 + i / 2 * 8 : quarter + 4 * i;
   }
 };
 
-/// The weights of a tile of 16 slots as columns of an operand: pairs of slots of query `asked`.
+/// Weights of a tile of 16 slots as columns of an operand: pairs of slots of query `asked`.
 template <class Layout>
 struct TileWeights {
-  uint32_t plain[2];    // the part of this thread
-  uint32_t flipped[2];  // the higher part, its sign flipped for threads of the lower one
-  uint32_t higher[2];   // the same for threads of the lower one, else 0
-  uint32_t lower[2];
+  uint32_t plain[2];    // this thread's half (PartOf)
+  uint32_t flipped[2];  // high half, negated in threads of the low half
+  uint32_t higher[2];   // high half in threads of the low half, else 0
+  uint32_t lower[2];    // low half in threads of the low half, else 0
 
-  /// From the thread's own weights, of query `quarter` and slots `row` and 8 further.
+  /// From the thread's own weights, of query `quarter` and slots `row` and row + 8.
   __device__ void make(const float (&own)[2], float up, const PartOf& part,
                        const OperandThread& my) {
     const int first = Layout::slot(my.quarter, 0) * 4 + my.asked;
@@ -91,14 +91,14 @@ struct TileWeights {
     }
   }
 
-  /// The part of this thread of weight times scale.
+  /// This thread's half of weight times scale.
   __device__ uint32_t times(uint32_t scales, int pair) const {
     return half2_fma(lower[pair], scales,
                      half2_fma(higher[pair], scales, half2_mul(flipped[pair], scales)));
   }
 };
 
-/// The weights of an item.
+/// Weights of an item.
 template <class Layout, int kGroups>
 struct ItemWeights {
   TileWeights<Layout> of[kItemTiles][kGroups];
@@ -115,12 +115,11 @@ struct ItemWeights {
   }
 };
 
-/// What a warp has added up of values: products of rows or codes with weights. They are in units of
-/// what was added last.
+/// Sums of a warp's values times weights, in the units of what was added last: codes or f16 tokens.
 template <class V, Scaled kScaled, int kGroups>
 class Values {
  public:
-  /// Blocks whose channels are scaled are added up one by one.
+  /// Scales by channel: the sums of each block are scaled by themselves.
   static constexpr bool kByBlock = kScaled == Scaled::kChannel;
   using Pairs = CodePairs<V::kWidth>;
   static constexpr int kWidth = V::kWidth;
@@ -135,7 +134,7 @@ class Values {
   static constexpr float kSlope = codecs::CodeOf<V>::kSlope;
   static_assert(codecs::CodeOf<V>::kZeroStored || codecs::CodeOf<V>::kOffset == -1);
 
-  /// Everything so far weighs `factor` as much.
+  /// Multiplies all sums by `factor`.
   __device__ void shrink(const float (&factor)[kGroups]) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
@@ -150,7 +149,7 @@ class Values {
     }
   }
 
-  /// Adds an item of f16 rows, of which `rows` are there.
+  /// Adds an item of `rows` f16 tokens.
   __device__ void add_rows(const std::byte* values, int rows, const Weights& weights,
                            const OperandThread& my) {
 #pragma unroll
@@ -160,8 +159,8 @@ class Values {
   }
 
   /// Adds an item of codes in shared memory.
-  ///   scales, zeros  of groups: (32, groups) halves in shared memory; zeros may be implied
-  ///   of_row  kToken: scale and zero point of the item's row `warp_lane` as two halves
+  ///   scales, zeros  groups: (32, groups) halves in shared memory; zeros may be implied
+  ///   of_row         kToken: scale and zero point of this warp lane's token, as two halves
   __device__ void add_codes(const std::byte* codes, const std::byte* scales, const std::byte* zeros,
                             uint32_t of_row, const Weights& weights, const OperandThread& my) {
     TileScales of_tile[kItemTiles];
@@ -181,8 +180,8 @@ class Values {
     if constexpr (Layout::kByColumns) add_columns(codes, of_tile, weights, my);
   }
 
-  /// Brings what was added to its own units, of rows or of codes: `down` undoes the raise of
-  /// weights. Codes by block are there already.
+  /// Converts the sums from units of codes (or f16 tokens) to values. `down` is the inverse of the
+  /// weight scale. With kByBlock, finish_channels() converts codes.
   __device__ void bring_down(bool codes, float down, const OperandThread& my) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
@@ -212,7 +211,7 @@ class Values {
     }
   }
 
-  /// Brings what was brought down to the units in which rows or codes are added, `up` raised.
+  /// Inverse of bring_down(): to the units of codes or f16 tokens, with weight scale `up`.
   __device__ void bring_up(bool codes, float up) {
     if constexpr (!kByBlock) {
 #pragma unroll
@@ -224,29 +223,29 @@ class Values {
     }
   }
 
-  /// A sum that was brought down, of query `quarter`.
+  /// A sum of query `quarter`, after bring_down().
   __device__ float sum(int group, int number) const {
     if constexpr (kByBlock) return total_[group][number];
     return products_[group][number / 2][number % 2 * 2];
   }
 
-  /// Adds a block of codes to what was brought down before it.
+  /// Scales the sums of a block of codes and adds them to the totals.
   ///   scales, zeros  (kDim,) halves in shared memory
   __device__ void finish_channels(float down, const PackedFormat& format, const std::byte* scales,
                                   const std::byte* zeros, const OperandThread& my) {
     static_assert(kDim % kChannelGroup == 0);
-    constexpr int kRun = std::min(Layout::kRun, 4);  // registers are scarce
+    constexpr int kAdjacent = std::min(Layout::kAdjacent, 4);  // registers are scarce
     const PackedSection& section = format.section[0];
     const float slope = section.slope * down;
 #pragma unroll
-    for (int first = 0; first < kNumbers; first += kRun) {
+    for (int first = 0; first < kNumbers; first += kAdjacent) {
       const int at = 2 * Layout::channel(first, my.row);
-      uint32_t s[kRun / 2];
-      uint32_t z[kRun / 2] = {};
+      uint32_t s[kAdjacent / 2];
+      uint32_t z[kAdjacent / 2] = {};
       codecs::load_shared(scales + at, s);
       if (section.zero_stored) codecs::load_shared(zeros + at, z);
 #pragma unroll
-      for (int i = 0; i < kRun; ++i) {
+      for (int i = 0; i < kAdjacent; ++i) {
         const float scale = half_of(s[i / 2], i % 2);
         const float zero = section.zero_stored ? half_of(z[i / 2], i % 2) : section.offset * scale;
         const int number = first + i;
@@ -292,20 +291,20 @@ class Values {
     uint32_t x[4][kSteps];  // of slots: pairs of numbers
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      constexpr int kRun = Layout::kRun;
+      constexpr int kAdjacent = Layout::kAdjacent;
       const int row = min(first + Layout::slot(my.quarter, i), rows - 1);
       const std::byte* whole = values + (row * kDim + Layout::further(false, my.row)) * 2;
       const std::byte* half = values + (row * kDim + Layout::further(true, my.row)) * 2;
 #pragma unroll
-      for (int number = 0; number < kNumbers; number += kRun) {
+      for (int number = 0; number < kNumbers; number += kAdjacent) {
         const int at = 2 * Layout::first_channel(number);
-        if (number + kRun > kNumbers) {
+        if (number + kAdjacent > kNumbers) {
           x[i][number / 2] = __ldg(reinterpret_cast<const uint32_t*>(half + at));
         } else {
-          uint32_t run[kRun / 2];
-          load_words<kRun / 2>(whole + at, run);
+          uint32_t words[kAdjacent / 2];
+          load_words<kAdjacent / 2>(whole + at, words);
 #pragma unroll
-          for (int j = 0; j < kRun / 2; ++j) x[i][number / 2 + j] = run[j];
+          for (int j = 0; j < kAdjacent / 2; ++j) x[i][number / 2 + j] = words[j];
         }
       }
     }
@@ -325,14 +324,14 @@ class Values {
     }
   }
 
-  /// What the slots of a tile are scaled by, in the pairs that a thread has.
+  /// Scales and zero points of a tile's slots, in the thread's pairs.
   struct TileScales {
     static constexpr int kScales = Layout::kGrouped ? kScaleGroups : 1;
     uint32_t scales[kScales][2];
-    /// Of group row % kScales; ones where channels are scaled.
+    /// Of group row % kScales; ones if scales are by channel.
     uint32_t zeros[2];
 
-    /// Of the item's slots `first` to first + 15.
+    /// Of the item's slots [first, first + 16).
     __device__ void take(const std::byte* of_groups, const std::byte* zeros_of_groups,
                          uint32_t of_row, int first, const OperandThread& my) {
       if constexpr (kScaled == Scaled::kChannel) {
@@ -373,7 +372,7 @@ class Values {
       }
     }
 
-    /// The weights of a tile times the scales of group g.
+    /// Weights of a tile times the scales of group g.
     __device__ void weigh(const TileWeights<Layout>& weights, int g, uint32_t (&to)[2]) const {
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
@@ -384,18 +383,18 @@ class Values {
     }
   };
 
-  /// An item whose codes are read by columns.
+  /// Adds an item whose codes are read by columns.
   __device__ void add_columns(const std::byte* codes, const TileScales (&of_tile)[kItemTiles],
                               const Weights& weights, const OperandThread& my) {
     static_assert(kItemSlots == 32, "four matrices of 8 rows");
     constexpr int kUnit = Layout::kUnit;
-    constexpr int kPart = Layout::kSwapped ? 4 : kUnit;  // numbers with a scale in common
-    const auto lane = static_cast<int>(threadIdx.x % 32);
+    constexpr int kPart = Layout::kSwapped ? 4 : kUnit;  // numbers that share a scale
+    const auto warp_lane = static_cast<int>(threadIdx.x % 32);
     const auto from = static_cast<uint32_t>(__cvta_generic_to_shared(codes)) +
-                      static_cast<uint32_t>(lane * kStride);
+                      static_cast<uint32_t>(warp_lane * kStride);
     const uint32_t swapped = my.row < 4 ? 0x6240 : 0x3715;
     uint32_t b[kItemTiles][kGroups][2];
-    int weighed = -1;  // the group that b is of
+    int weighed = -1;  // group of b
 #pragma unroll
     for (int number = 0; number < kNumbers; number += kUnit) {
       uint32_t words[4];  // of 8 slots each
@@ -437,13 +436,13 @@ class Values {
     }
   }
 
-  /// Codes of the thread's channels of a group.
+  /// Codes of the thread's channels of group g.
   static __device__ uint32_t own_codes(const std::byte* row, int g, const OperandThread& my) {
     if (!Layout::is_half(g)) return V::four(row, g, my.row);
     return V::four(row, g, my.row / 2) >> my.row % 2 * (2 * kWidth);
   }
 
-  /// A tile whose codes, from `codes` on, are read channel by channel.
+  /// Adds a tile whose codes are read channel by channel.
   __device__ void add_code_tile(const std::byte* codes, const TileScales& of_tile,
                                 const TileWeights<Layout> (&weights)[kGroups],
                                 const OperandThread& my) {
@@ -486,8 +485,8 @@ class Values {
 
   float total_[kByBlock ? kGroups : 1][kNumbers] = {};
   float products_[kGroups][kSteps][4] = {};
-  /// Sums of weights times zero points, or of weights (kChannel). Rows are equal, but where a token
-  /// has several: row r has those of group r % kScaleGroups.
+  /// Sums of weights times zero points, or of weights (kChannel). All rows are equal, except with
+  /// groups: row r has group r % kScaleGroups.
   float zeros_[kGroups][4] = {};
 };
 

@@ -1,11 +1,12 @@
 #include <cmath>
 
 #include "kernels/cuda/attend/packed_tiles.cuh"
-#include "kernels/cuda/attend/row_pieces.cuh"
+#include "kernels/cuda/attend/row_splits.cuh"
 
-// Decode attention over f16 rows on the tensor cores: a block takes a part of a piece and
-// multiplies the queries of its KV head with keys and then values, so that every row is read once
-// for all of them. The result is a softmax state, which fused_attention.cu merges.
+// Decode attention over unpacked f16 tokens of 128 channels, on the tensor cores; row_splits.cu
+// takes other types and sizes. A block takes a part of a KV head's tokens (row_splits.cuh), in
+// tiles of 16 by warp, and up to eight of its queries, for which every token is read once. Scores
+// of the whole part are stored before its values are added. The result is a softmax state.
 namespace kvlm::cuda {
 
 namespace {
@@ -17,13 +18,13 @@ constexpr int kRowBytes = kDim * 2;
 constexpr int kTiles = kMostPartRows / kTileSlots;
 constexpr int kSteps = kDim / 16;
 
-/// The queries of a block in shared memory, raised so that their parts are halves.
+/// Queries of a block in shared memory, scaled by powers of two to the range of halves.
 template <int kGroups>
 struct RaisedQueries {
   static constexpr int kQueries = kGroups * kGroupQueries;
   /// [group][four channels of a quarter][query of the group][quarter]
   float4 q[kGroups][8][kGroupQueries][4];
-  float down[kQueries];  // what undoes the raise of a query
+  float down[kQueries];  // inverse of the query's scale
 
   __device__ void fill(const float* queries, int q_per_kv, int first_query, float scale) {
     const int warp_lane = static_cast<int>(threadIdx.x % 32);
@@ -44,8 +45,7 @@ struct RaisedQueries {
   }
 };
 
-/// Queries as the columns of an operand, and what products with query `quarter` are multiplied
-/// with.
+/// Queries as columns of an operand, and the inverse of the scale of query `quarter`.
 template <int kGroups>
 struct QueryColumns {
   uint32_t b[kGroups][2 * kSteps];
@@ -65,17 +65,17 @@ struct QueryColumns {
   }
 };
 
-/// The sums of every thread, 16 channels of query `quarter` of each group: in vectors of its own
-/// beside those of the other threads, so that they fall into different banks.
+/// Output sums of every thread, for 16 channels of query `quarter` of each group. Vectors of the
+/// threads of a warp are neighbours, in different banks.
 template <int kGroups>
 struct ChannelSums {
   float4 of[kWarps][kGroups][4][32];
 
-  /// Of this thread, channels 4 `vector` on.
+  /// Of this thread: its channels [4 vector, 4 vector + 4).
   __device__ float4& mine(int group, int vector) {
     return of[threadIdx.x / 32][group][vector][threadIdx.x % 32];
   }
-  /// Over all warps, channels 4 `four` on of a query's row.
+  /// Over all warps: channels [4 four, 4 four + 4) of a query.
   __device__ float4 all(int query, int four) const {
     float4 sum{};
 #pragma unroll
@@ -88,8 +88,8 @@ struct ChannelSums {
   }
 };
 
-/// Reads rows, which up to eight queries do once. What they push out of the second level of cache
-/// is to be other rows, not the states of parts, which are written and read again.
+/// Loads part of a token, which is read once. In L2 it should replace other tokens, not the states,
+/// which are read again.
 template <int kWords>
 __device__ void stream_words(const std::byte* from, uint32_t (&to)[kWords]) {
 #pragma unroll
@@ -99,27 +99,28 @@ __device__ void stream_words(const std::byte* from, uint32_t (&to)[kWords]) {
   }
 }
 
-/// Of a tile, a quarter of the channels of two rows.
+/// A quarter of the channels of two tokens of a tile.
 using KeyWords = uint32_t[2][16];
-/// Of a tile, 16 channels of four rows.
+/// 16 channels of four tokens of a tile.
 using ValueWords = uint32_t[4][8];
 
-__device__ __forceinline__ void load_keys(const PiecePart& piece, int tile, const OperandThread& my,
-                                          KeyWords& words) {
+__device__ __forceinline__ void load_keys(const SplitPart& row_split, int tile,
+                                          const OperandThread& my, KeyWords& words) {
 #pragma unroll
   for (int side = 0; side < 2; ++side) {
-    const int row = min(tile * kTileSlots + my.row + 8 * side, piece.rows - 1);
-    stream_words<16>(piece.keys + piece.place(row) * kRowBytes + my.quarter * (kRowBytes / 4),
-                     words[side]);
+    const int row = min(tile * kTileSlots + my.row + 8 * side, row_split.rows - 1);
+    stream_words<16>(
+        row_split.keys + row_split.place(row) * kRowBytes + my.quarter * (kRowBytes / 4),
+        words[side]);
   }
 }
 
-__device__ __forceinline__ void load_values(const PiecePart& piece, int tile,
+__device__ __forceinline__ void load_values(const SplitPart& row_split, int tile,
                                             const OperandThread& my, ValueWords& words) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int row = min(tile * kTileSlots + my.quarter + 4 * i, piece.rows - 1);
-    stream_words(piece.values + piece.place(row) * kRowBytes + my.row * 32, words[i]);
+    const int row = min(tile * kTileSlots + my.quarter + 4 * i, row_split.rows - 1);
+    stream_words(row_split.values + row_split.place(row) * kRowBytes + my.row * 32, words[i]);
   }
 }
 
@@ -127,7 +128,7 @@ __device__ __forceinline__ void load_values(const PiecePart& piece, int tile,
 template <int kGroups>
 using PartWeights = float[kGroups * kGroupQueries][kMostPartRows];
 
-/// Scores of the rows of a tile.
+/// Scores of a tile.
 template <int kGroups>
 __device__ __forceinline__ void score_tile(const QueryColumns<kGroups>& columns,
                                            const KeyWords& words, int tile, const OperandThread& my,
@@ -149,10 +150,9 @@ __device__ __forceinline__ void score_tile(const QueryColumns<kGroups>& columns,
   }
 }
 
-/// Scores of the tiles of a warp, of which `words` has the first one's keys; the next one's are on
-/// their way.
+/// Scores of a warp's tiles. `words` has the keys of the first; those of the next are prefetched.
 template <int kGroups>
-__device__ __forceinline__ void score_tiles(const PiecePart& piece, int tiles,
+__device__ __forceinline__ void score_tiles(const SplitPart& row_split, int tiles,
                                             const QueryColumns<kGroups>& columns, KeyWords& words,
                                             const OperandThread& my, PartWeights<kGroups>& scores) {
   if (my.warp >= tiles) return;
@@ -160,16 +160,16 @@ __device__ __forceinline__ void score_tiles(const PiecePart& piece, int tiles,
   for (int tile = my.warp; tile < kTiles; tile += kWarps) {
     if (tile >= tiles) break;
     KeyWords then;
-    if (tile + kWarps < tiles) load_keys(piece, tile + kWarps, my, then);
+    if (tile + kWarps < tiles) load_keys(row_split, tile + kWarps, my, then);
     score_tile(columns, words, tile, my, scores);
 #pragma unroll
     for (int i = 0; i < 32; ++i) words[i / 16][i % 16] = then[i / 16][i % 16];
   }
 }
 
-/// Makes weights of scores, a warp a query, and writes the maximum and the sum of the state.
+/// Replaces scores by weights, a warp per query, and writes maximum and sum of the state.
 template <int kGroups>
-__device__ __forceinline__ void weigh_rows(const PieceLaunch& launch, const PiecePart& piece,
+__device__ __forceinline__ void weigh_rows(const RowSplitLaunch& launch, const SplitPart& row_split,
                                            int first_query, const OperandThread& my,
                                            PartWeights<kGroups>& weights) {
   const int queries = min(kGroups * kGroupQueries, launch.q_per_kv - first_query);
@@ -180,35 +180,35 @@ __device__ __forceinline__ void weigh_rows(const PieceLaunch& launch, const Piec
 #pragma unroll
     for (int i = 0; i < kMostPartRows / 32; ++i) {
       const int row = i * 32 + warp_lane;
-      x[i] = row < piece.rows ? weights[query][row] : -INFINITY;
+      x[i] = row < row_split.rows ? weights[query][row] : -INFINITY;
       most = fmaxf(most, x[i]);
-      if (piece.scores != nullptr && row < piece.rows) {
-        piece.scores[(first_query + query) * launch.score_stride + row] = x[i] * kLog2e;
+      if (row_split.scores != nullptr && row < row_split.rows) {
+        row_split.scores[(first_query + query) * launch.score_stride + row] = x[i] * kLog2e;
       }
     }
     most = warp_max(most);
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < kMostPartRows / 32; ++i) {
-      x[i] = piece.rows > 0 ? __expf(x[i] - most) : 0.0f;
+      x[i] = row_split.rows > 0 ? __expf(x[i] - most) : 0.0f;
       weights[query][i * 32 + warp_lane] = x[i];
       sum += x[i];
     }
     sum = warp_sum(sum);
-    if (warp_lane == 0) piece.ends[first_query + query] = {most * kLog2e, sum};
+    if (warp_lane == 0) row_split.ends[first_query + query] = {most * kLog2e, sum};
   }
 }
 
-/// Adds the values of the tiles of a warp, by weight; `values` has the first one's.
+/// Adds the values of a warp's tiles, by weight. `values` has those of the first.
 template <int kGroups>
-__device__ __forceinline__ void add_tiles(const PiecePart& piece, int tiles, ValueWords& values,
+__device__ __forceinline__ void add_tiles(const SplitPart& row_split, int tiles, ValueWords& values,
                                           const OperandThread& my,
                                           const PartWeights<kGroups>& weights,
                                           ChannelSums<kGroups>& sums) {
   constexpr float kUp = 1 << 15;
   float products[kGroups][kSteps][4] = {};
   for (int tile = my.warp; tile < tiles; tile += kWarps) {
-    if (tile != my.warp) load_values(piece, tile, my, values);
+    if (tile != my.warp) load_values(row_split, tile, my, values);
     uint32_t b[kGroups][2];
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
@@ -245,38 +245,36 @@ __device__ __forceinline__ void add_tiles(const PiecePart& piece, int tiles, Val
   }
 }
 
-/// The f16 rows of a part by a block of threads: scores, softmax, values. Every row is read once
-/// for all queries. The first keys are on their way while the queries are made ready, the first
-/// values while the weights are.
+/// One part by a thread block: scores, softmax, values. The first keys are loaded while the queries
+/// are prepared, the first values while the weights are computed.
 template <int kGroups>
-__global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunch launch) {
+__global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(RowSplitLaunch launch) {
   constexpr int kQueries = kGroups * kGroupQueries;
   __shared__ RaisedQueries<kGroups> raised;
   __shared__ PartWeights<kGroups> weights;
   __shared__ ChannelSums<kGroups> sums;
 
   let_next_start();
-  // Pieces are there: the host has sent them, or a DecodeTable has counted them before this kernel
-  // could start (count_step()).
-  const PiecePart piece = part_of(launch, 2);
+  // The DeviceRowSplits are final: count_step() has written them before this kernel could start.
+  const SplitPart row_split = part_of(launch, 2);
   wait_for_earlier();
-  if (piece.rows < 0 || piece.dtype != DType::kF16) return;
-  const int tiles = (piece.rows + kTileSlots - 1) / kTileSlots;
+  if (row_split.rows < 0 || row_split.dtype != DType::kF16) return;
+  const int tiles = (row_split.rows + kTileSlots - 1) / kTileSlots;
   const int first_query = static_cast<int>(blockIdx.z) * kQueries;
   const OperandThread my;
   KeyWords keys;
-  if (my.warp < tiles) load_keys(piece, my.warp, my, keys);
-  raised.fill(piece.q, launch.q_per_kv, first_query, launch.scale);
-  score_tiles(piece, tiles, QueryColumns<kGroups>(raised, my), keys, my, weights);
+  if (my.warp < tiles) load_keys(row_split, my.warp, my, keys);
+  raised.fill(row_split.q, launch.q_per_kv, first_query, launch.scale);
+  score_tiles(row_split, tiles, QueryColumns<kGroups>(raised, my), keys, my, weights);
   ValueWords values;
-  if (my.warp < tiles) load_values(piece, my.warp, my, values);
+  if (my.warp < tiles) load_values(row_split, my.warp, my, values);
   __syncthreads();
-  weigh_rows<kGroups>(launch, piece, first_query, my, weights);
+  weigh_rows<kGroups>(launch, row_split, first_query, my, weights);
   __syncthreads();
-  add_tiles<kGroups>(piece, tiles, values, my, weights, sums);
+  add_tiles<kGroups>(row_split, tiles, values, my, weights, sums);
   __syncthreads();
   const int queries = min(kQueries, launch.q_per_kv - first_query);
-  auto* to = reinterpret_cast<float4*>(piece.outs + first_query * kDim);
+  auto* to = reinterpret_cast<float4*>(row_split.outs + first_query * kDim);
   for (int i = static_cast<int>(threadIdx.x); i < queries * kDim / 4; i += kThreads) {
     to[i] = sums.all(i / (kDim / 4), i % (kDim / 4));
   }
@@ -284,7 +282,7 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
 
 }  // namespace
 
-void attend_half_rows(const PieceLaunch& launch, Stream& stream) {
+void attend_half_rows(const RowSplitLaunch& launch, Stream& stream) {
   const int groups = launch.q_per_kv <= kGroupQueries ? 1 : 2;
   const dim3 grid(launch.count, launch.parts,
                   static_cast<unsigned>(ceil_div(launch.q_per_kv, groups * kGroupQueries)));

@@ -2,25 +2,26 @@
 
 #include <cooperative_groups.h>
 
+#include "kernels/cuda/attend/fused_attention.h"
 #include "kernels/cuda/attend/fused_choice.h"
+#include "kernels/cuda/attend/image_choice.h"
 #include "kernels/cuda/attend/image_products.cuh"
-#include "kernels/cuda/attend/picture_choice.h"
 #include "kernels/cuda/attend/score_places.cuh"
 
 // Decode attention of one KV head over an image packed as one block, by one thread block, or by a
-// cluster of them where there are few KV heads: all scores first, which stay in shared memory, then
-// their least and greatest, then V. Every packed byte is read once for each four queries.
+// cluster of them if KV heads are few: all scores first, which stay in shared memory, then their
+// least and greatest, then V. Every packed byte is read once for each four queries. A warp takes
+// chunks of 64 slots (image_products.cuh).
 //
-// The tensor cores multiply bytes: codes are taken as stored (a mask selects one of every byte,
-// times a power of two), queries and weights are 32-bit integers of four digits. The four digits of
-// four queries are the 16 rows of an operand. Integer sums are exact, so that a result does not
-// depend on how many warps or blocks share a KV head. A weight is a fixed-point number of at most
-// 1, which needs the greatest score first; so the remap of CalibQuant, which needs the least and
-// the greatest, costs nothing more. A warp takes chunks of 64 slots (image_products.cuh).
+// The tensor cores multiply bytes. Codes are used as stored: a mask selects one of every byte,
+// times a power of two. Queries and weights are 32-bit integers of four digits; the four digits of
+// four queries are the 16 rows of an operand. Integer sums are exact, so a result does not depend
+// on how many warps or blocks share a KV head. A weight is a fixed-point number of at most 1, which
+// needs the greatest score first. So CalibQuant's remap, which needs least and greatest, is free.
 namespace kvlm::cuda::packed {
 
-/// The blocks that share a lane.
-struct PictureCluster {
+/// The thread blocks that share a KV head.
+struct ImageCluster {
   int blocks;
   int rank;
 
@@ -29,7 +30,7 @@ struct PictureCluster {
     arrive();
     wait();
   }
-  /// What this block has written to shared memory is there for those that have waited.
+  /// Publishes this block's writes to shared memory to blocks that wait().
   __device__ void arrive() const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -40,7 +41,7 @@ struct PictureCluster {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
   }
-  /// Waits until all have read what others have; nothing is written any more.
+  /// Waits until all blocks have read the others' shared memory, before this block ends.
   __device__ void await_readers() const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     if (blocks == 1) return;
@@ -48,7 +49,7 @@ struct PictureCluster {
     wait();
 #endif
   }
-  /// What block `of` has where this one has `*mine`.
+  /// Address in block `of` of what this block has at `mine`.
   template <class T>
   __device__ const T* in(int of, const T* mine) const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -60,10 +61,10 @@ struct PictureCluster {
   }
 };
 
-/// Least and greatest score of a thread's query in its block, and says them to the cluster.
+/// Least and greatest score of a thread's query in its block, which it publishes to the cluster.
 template <int kWarps>
-__device__ float2 ends_of_block(float low, float high, const PictureThread& my,
-                                const PictureCluster& cluster, PictureShared<kWarps>& shared) {
+__device__ float2 ends_of_block(float low, float high, const ImageThread& my,
+                                const ImageCluster& cluster, ImageShared<kWarps>& shared) {
 #pragma unroll
   for (int i = 0; i < 3; ++i) {  // threads of one query
     const int apart = i < 2 ? 1 + i : 16;
@@ -84,10 +85,10 @@ __device__ float2 ends_of_block(float low, float high, const PictureThread& my,
   return ends;
 }
 
-/// The same in all blocks of a cluster, which have said theirs.
+/// The same over all blocks of the cluster.
 template <int kWarps>
-__device__ float2 ends_of_lane(float2 ends, const PictureThread& my, const PictureCluster& cluster,
-                               const PictureShared<kWarps>& shared) {
+__device__ float2 ends_of_head(float2 ends, const ImageThread& my, const ImageCluster& cluster,
+                               const ImageShared<kWarps>& shared) {
   if (cluster.blocks == 1) return ends;
   cluster.wait();
 #pragma unroll 1
@@ -105,22 +106,22 @@ __device__ inline double sum_of_digits(const uint32_t (&sums)[4]) {
                              (static_cast<uint64_t>(sums[1]) << 8) + sums[3]);
 }
 
-/// The softmax states of a lane that others have left, or that is left for others.
-struct LaneStates {
+/// Softmax states of a KV head in FusedArgs, to merge with or to write.
+struct HeadStates {
   float2* ends;
   float* outs;
   int count;
   int q_per_kv;
 
-  ///   first  its first state, of all of the lane
-  __device__ LaneStates(const AttendArgs& args, const FusedArgs& fused, int index, int first,
+  ///   first  index of the first among the KV head's
+  __device__ HeadStates(const AttendArgs& args, const FusedArgs& fused, int index, int first,
                         int count)
       : count(count), q_per_kv(args.q_per_kv) {
     const int64_t at = (static_cast<int64_t>(index) * fused.splits + first) * q_per_kv;
     ends = fused.ends + at;
     outs = fused.outs + at * kDim;
   }
-  /// Merged with the state of packed rows, for a channel: the output.
+  /// Output of a channel: these states merged with that of the packed tokens.
   __device__ float merge(float top, float mass, float out, int query, int channel) const {
     float most = top;
     for (int i = 0; i < count; ++i) most = fmaxf(most, ends[i * q_per_kv + query].x);
@@ -137,10 +138,10 @@ struct LaneStates {
   }
 };
 
-/// Calls write(query, channel, top, weights, out) with the softmax state of the packed rows, by the
-/// threads of a cluster, whose blocks have some of the channels each.
+/// Calls write(query, channel, top, weights, out) with the softmax state of the packed tokens. Each
+/// block of a cluster does so for some of the channels.
 template <int kBits, int kWarps, class Write>
-__device__ void write_state(const PictureShared<kWarps>& shared, const PictureCluster& cluster,
+__device__ void write_state(const ImageShared<kWarps>& shared, const ImageCluster& cluster,
                             int first_query, int queries, const Write& write) {
   const int channels = kDim / cluster.blocks;
   for (int i = static_cast<int>(threadIdx.x); i < queries * channels; i += 32 * kWarps) {
@@ -170,17 +171,17 @@ __device__ void write_state(const PictureShared<kWarps>& shared, const PictureCl
   }
 }
 
-/// The chunks of a block.
+/// The chunks of a thread block.
 struct BlockChunks {
-  int slots;  // of the lane
+  int slots;  // of the KV head
   int first;
   int end;
 };
 
-/// Begins the block's sums, and says what codes of values mean.
+/// Clears the block's sums, and finds scale and zero point of each channel of V.
 template <int kWarps>
-__device__ __forceinline__ void begin_sums(const AttendArgs& args, const PictureRun& values,
-                                           const PictureThread& my, PictureShared<kWarps>& shared) {
+__device__ __forceinline__ void begin_sums(const AttendArgs& args, const ImageSegment& values,
+                                           const ImageThread& my, ImageShared<kWarps>& shared) {
   if (kWarps == kGroupQueries || my.warp >= kGroupQueries) {
     const BlockMeaning meaning(args, values);
     for (int i = static_cast<int>(threadIdx.x) % kFoldThreads; i < kDim; i += kFoldThreads) {
@@ -193,14 +194,13 @@ __device__ __forceinline__ void begin_sums(const AttendArgs& args, const Picture
   }
 }
 
-/// Scores of a warp's chunks; returns the least and the greatest. `row_bits` are the lane's
-/// PackedRowBits; null: all rows are there.
+/// Scores of a warp's chunks; returns the least and the greatest. `row_bits` are the KV head's
+/// PackedRowBits; null: no token is evicted.
 template <int kBits, int kWarps>
 __device__ __forceinline__ float2 score_chunks(ChunkCopies<kBits, kWarps>& copies,
                                                const BlockChunks& chunks, const uint32_t* row_bits,
-                                               const PictureThread& my,
-                                               const PictureShared<kWarps>& shared,
-                                               float4* scores) {
+                                               const ImageThread& my,
+                                               const ImageShared<kWarps>& shared, float4* scores) {
   const auto* live_words = reinterpret_cast<const uint2*>(row_bits + PackedRowBits::kBits);
   float low = INFINITY;
   float high = -INFINITY;
@@ -231,7 +231,7 @@ __device__ __forceinline__ float2 score_chunks(ChunkCopies<kBits, kWarps>& copie
 template <int kBits, int kWarps>
 __device__ __forceinline__ void add_chunks(ChunkCopies<kBits, kWarps>& copies,
                                            const BlockChunks& chunks, const float4* scores,
-                                           const ScoreWeighting& weighting, const PictureThread& my,
+                                           const ScoreWeighting& weighting, const ImageThread& my,
                                            int (&sums)[16][4], int (&mass)[4]) {
   for (int chunk = chunks.first + my.warp; chunk < chunks.end; chunk += kWarps) {
     const int left = chunks.slots - chunk * kChunkSlots;
@@ -250,9 +250,9 @@ __device__ __forceinline__ void add_chunks(ChunkCopies<kBits, kWarps>& copies,
   }
 }
 
-/// Adds what a warp has to the sums of its block.
+/// Adds a warp's sums to those of its block.
 __device__ __forceinline__ void add_to_block(const int (&sums)[16][4], const int (&mass)[4],
-                                             const PictureThread& my, DigitSums& of_block) {
+                                             const ImageThread& my, DigitSums& of_block) {
 #pragma unroll
   for (int side = 0; side < 2; ++side) {
     int* row = of_block.of_codes + DigitSums::row(my.row + 8 * side) + 2 * my.quarter;
@@ -265,67 +265,66 @@ __device__ __forceinline__ void add_to_block(const int (&sums)[16][4], const int
   }
 }
 
-/// Packed rows of lane blockIdx.x / blocks of a launch, of queries from 4 blockIdx.y on: the output
-/// of a lane that no other kernel serves, else a softmax state.
+/// Packed tokens of KV head blockIdx.x / blocks of a launch, for queries from 4 blockIdx.y on. If
+/// the other tokens are unpacked, merges their states and writes the output; else writes a state.
 template <int kKeyBits, int kValueBits, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
-    attend_picture(AttendArgs args, FusedArgs fused, int served, int blocks) {
+    attend_image(AttendArgs args, FusedArgs fused, int served, int blocks) {
   constexpr int kWarpStages =
       std::max(CodeBytes<kKeyBits>::kStageBytes, CodeBytes<kValueBits>::kStageBytes);
   extern __shared__ float4 memory[];
-  __shared__ PictureShared<kWarps> shared;
-  // The kernel that stores new rows has waited for all before it (store_new_rows()); what has
-  // started since writes nothing that is read here, but states: queries that change their basis are
-  // not these (is_one_block).
+  __shared__ ImageShared<kWarps> shared;
+  // The kernel that stores new tokens has waited for all before it (store_new_rows()). Of later
+  // kernels, only states are read here: is_one_block() refuses queries of another basis.
   let_next_start();
   const int index = static_cast<int>(blockIdx.x) / blocks;
-  const int at = lane_at(args, index);
-  PictureRun keys;
-  PictureRun values;
-  // Where runs lie follows from the lane's number: no load waits.
-  const DeviceRun* runs = args.runs + static_cast<int64_t>(at) * args.lane_runs;
-  keys.load(runs[0]);
-  values.load(runs[args.lane_runs / 2]);
-  const DeviceLane lane = lane_of(args, at);
-  if (keys.kernel != picture_run(served)) return wait_for_earlier();
-  const PictureCluster cluster{blocks, static_cast<int>(blockIdx.x) % blocks};
+  const int at = head_at(args, index);
+  ImageSegment keys;
+  ImageSegment values;
+  // Segments are found from the KV head's index: their loads wait for no other.
+  const DeviceSegment* segments = args.segments + static_cast<int64_t>(at) * args.head_segments;
+  keys.load(segments[0]);
+  values.load(segments[args.head_segments / 2]);
+  const DeviceHead head = head_of(args, at);
+  if (keys.kernel != image_segment(served)) return wait_for_earlier();
+  const ImageCluster cluster{blocks, static_cast<int>(blockIdx.x) % blocks};
   const int slots = keys.slots;
-  const int of_lane = (slots + kChunkSlots - 1) / kChunkSlots;
-  const int of_block = (of_lane + blocks - 1) / blocks;
+  const int of_head = (slots + kChunkSlots - 1) / kChunkSlots;
+  const int of_block = (of_head + blocks - 1) / blocks;
   const int first = cluster.rank * of_block;
-  const BlockChunks chunks{slots, first, min(first + of_block, of_lane)};
+  const BlockChunks chunks{slots, first, min(first + of_block, of_head)};
   const int first_query = static_cast<int>(blockIdx.y) * kGroupQueries;
-  const int row_parts = lane.splits[0].end;
+  const int row_parts = head.splits[0].end;
   ScoreRemap remap{};
-  if (lane.remaps > 0) remap = args.remaps[lane.first_remap];
-  const PictureThread my;
+  if (head.remaps > 0) remap = args.remaps[head.first_remap];
+  const ImageThread my;
   auto* stages = reinterpret_cast<std::byte*>(memory) + my.warp * kWarpStages;
   float4* scores = memory + kWarps * kWarpStages / 16 + my.warp_lane;  // of chunk `first`
 
   ChunkCopies<kKeyBits, kWarps> key_chunks(keys.block.codes, slots, first, chunks.end, stages, my);
   if (my.warp < kGroupQueries) {
-    fold_queries<kKeyBits, kWarps>(args, lane, keys, first_query, my, shared);
+    fold_queries<kKeyBits, kWarps>(args, head, keys, first_query, my, shared);
   }
   begin_sums(args, values, my, shared);
   __syncthreads();
-  float2 ends = score_chunks(key_chunks, chunks, lane.live, my, shared, scores);
+  float2 ends = score_chunks(key_chunks, chunks, head.live, my, shared, scores);
   ends = ends_of_block(ends.x, ends.y, my, cluster, shared);
   ChunkCopies<kValueBits, kWarps> value_chunks(values.block.codes, slots, first, chunks.end, stages,
                                                my);
-  ends = ends_of_lane(ends, my, cluster, shared);
+  ends = ends_of_head(ends, my, cluster, shared);
   const float low = ends.x;
   const float high = ends.y;
   ScoreWeighting weighting{kLog2e, high, kWeightBits};
   const bool one_of_query = threadIdx.x < 16 && my.quarter == 0;
   float top = high;
-  if (lane.remaps > 0 && high >= low) {
+  if (head.remaps > 0 && high >= low) {
     const bool counts = one_of_query && cluster.rank == 0 && first_query + my.query < args.q_per_kv;
     const float slope = remap_slope(args, remap, low, high, counts);
     weighting = {slope * kLog2e, slope >= 0 ? high : low, kWeightBits};
     top = slope * (weighting.top - low) + low - remap.tau_low;
   }
-  // Where no score is a number the output is none either, but if all rows have gone.
-  const bool gone = lane.live != nullptr && lane.live[0] == 0;
+  // If no score is a number, the output is NaN, unless all tokens are evicted.
+  const bool gone = head.live != nullptr && head.live[0] == 0;
   if (one_of_query) shared.top[my.query] = high >= low ? top * kLog2e : gone ? -INFINITY : INFINITY;
 
   int sums[16][4] = {};
@@ -333,15 +332,15 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
   add_chunks(value_chunks, chunks, scores, weighting, my, sums, mass);
   if (first + my.warp < chunks.end) add_to_block(sums, mass, my, shared.sums);
   cluster.sync();
-  wait_for_earlier();  // for the states of full rows
-  const bool alone = lane.fused == served;
-  const LaneStates states(args, fused, index, alone ? 0 : (lane.passes - 1) * fused.lane_splits,
+  wait_for_earlier();  // for the states of unpacked tokens
+  const bool alone = head.fused == served;
+  const HeadStates states(args, fused, index, alone ? 0 : (head.passes - 1) * fused.head_splits,
                           row_parts);
   write_state<kValueBits, kWarps>(
       shared, cluster, first_query, min(kGroupQueries, args.q_per_kv - first_query),
       [&](int query, int channel, float top, float mass, float out) {
         if (alone) {
-          lane.out[query * kDim + channel] = states.merge(top, mass, out, query, channel);
+          head.out[query * kDim + channel] = states.merge(top, mass, out, query, channel);
           return;
         }
         if (channel == 0) states.ends[query] = {top, mass};

@@ -6,15 +6,15 @@
 #include "kernels/cuda/attend/packed_tiles.cuh"
 #include "kernels/cuda/device/launch.cuh"
 
-// The products of image_block.cuh: what one warp does with half a chunk of packed codes.
+// The products of image_block.cuh: one warp and half a chunk of packed codes.
 //
 // A half is 32 slots, four tiles of 8. Thread (row, quarter) has the codes of slot slot_of(row) of
 // each tile as columns of an operand, and gets the sums of two digits of query row % 4 for slots
-// quarter and quarter + 4 of each tile. With the thread 16 further, which has the other two digits,
-// it makes four scores. Their weights are in turn the digits that the product with V needs.
+// quarter and quarter + 4 of each tile. The thread 16 further has the other two digits; together
+// they compute four scores each. Their weights are in turn the digits for the product with V.
 namespace kvlm::cuda::packed {
 
-/// Scores s of a lane weigh 2^(slope (s - top) + level).
+/// Weight of a score s: 2^(slope (s - top) + level).
 struct ScoreWeighting {
   float slope;
   float top;
@@ -29,17 +29,17 @@ struct ScoreWeighting {
 
 constexpr int kHalfSlots = 32;
 constexpr int kChunkSlots = 2 * kHalfSlots;
-constexpr int kTiles = 4;        // of 8 slots, of a half
-constexpr int kMostBlocks = 8;   // of a cluster
-constexpr int kWeightBits = 32;  // of a weight, behind the point
+constexpr int kTiles = 4;        // of 8 slots, in a half
+constexpr int kMostBlocks = 8;   // in a cluster
+constexpr int kWeightBits = 32;  // of a weight, after the binary point
 constexpr int kFoldThreads = 128;
 
-/// Rows of codes, as bytes to multiply.
+/// Packed tokens, as bytes to multiply.
 template <int kBits>
 struct CodeBytes {
   static constexpr int kRowBytes = kDim * kBits / 8;
   static constexpr int kChunkBytes = kChunkSlots * kRowBytes;
-  static constexpr int kStages = kBits == 1 ? 3 : 2;  // of chunks, on their way or used
+  static constexpr int kStages = kBits == 1 ? 3 : 2;  // chunks in flight or in use
   static constexpr int kStageBytes = kStages * kChunkBytes;
   static constexpr int kPerByte = 8 / kBits;
   static constexpr uint32_t kMask = 0x01010101u * ((1u << kBits) - 1);
@@ -87,8 +87,8 @@ __device__ inline void transpose_bytes(const uint32_t (&from)[4], uint32_t (&to)
   to[3] = __byte_perm(high[0], high[1], 0x7632);
 }
 
-/// Where a thread stands: its row of operands, its query, which of its two pairs of digits it has.
-struct PictureThread {
+/// A thread's position: row of an operand, query, and which two of the query's digits.
+struct ImageThread {
   int warp = static_cast<int>(threadIdx.x / 32);
   int warp_lane = static_cast<int>(threadIdx.x % 32);
   int row = warp_lane / 4;
@@ -96,34 +96,34 @@ struct PictureThread {
   int query = row % 4;
   bool lower = row >= 4;  // digits 1 and 0, and the slots of tiles 2 and 3; else digits 3 and 2
 
-  /// Slot of a tile that column `column` of an operand stands for: neighbouring quarters have
-  /// neighbouring slots.
+  /// Slot of a tile in column `column` of an operand: neighbouring quarters have neighbouring
+  /// slots.
   static __device__ int slot_of(int column) { return column / 2 + 4 * (column % 2); }
   /// Slot in a half of the thread's score i.
   __device__ int slot(int i) const { return 8 * ((lower ? 2 : 0) + i / 2) + quarter + 4 * (i % 2); }
 };
 
-/// The chunks of codes of a warp, on their way to its shared memory: every kWarps-th of
-/// [first, end). Behind the last row it is copied again.
+/// Copies of a warp's chunks of codes to its shared memory: every kWarps-th of [first, end). Slots
+/// after the last token repeat it.
 template <int kBits, int kWarps>
 class ChunkCopies {
  public:
   using Of = CodeBytes<kBits>;
 
   __device__ ChunkCopies(const std::byte* codes, int rows, int first, int end, std::byte* stages,
-                         const PictureThread& my)
+                         const ImageThread& my)
       : codes_(codes + my.warp_lane % kBits * 16),
         last_row_(rows - 1),
         row_((first + my.warp) * kChunkSlots + my.warp_lane / kBits),
         left_((end - first - my.warp + kWarps - 1) / kWarps),
         stages_(stages),
         to_(static_cast<uint32_t>(__cvta_generic_to_shared(stages)) + my.warp_lane * 16) {
-    __syncwarp();  // what was there has been read
+    __syncwarp();  // previous contents have been read
 #pragma unroll
     for (int i = 0; i + 1 < Of::kStages; ++i) copy(i * Of::kChunkBytes);
   }
 
-  /// The next chunk. The one before is used no more.
+  /// The next chunk. The previous one is overwritten.
   __device__ const std::byte* take() {
     await_copies<Of::kStages - 2>();
     __syncwarp();
@@ -157,7 +157,7 @@ class ChunkCopies {
   int at_ = 0;
 };
 
-/// 4 * kWords bytes of shared memory.
+/// Reads 4 * kWords bytes of shared memory.
 template <int kWords>
 __device__ void read_words(const std::byte* from, uint32_t (&to)[kWords]) {
   if constexpr (kWords == 1) {
@@ -174,74 +174,75 @@ __device__ void read_words(const std::byte* from, uint32_t (&to)[kWords]) {
   }
 }
 
-/// Packed keys or values of a lane, as far as they are read here.
-struct PictureRun {
+/// The fields of a DeviceSegment that are read here.
+struct ImageSegment {
   DeviceBlock block{};
   int slots = 0;
   int format = 0;
   int kernel = 0;
 
-  __device__ void load(const DeviceRun& run) {
-    block.codes = run.first_block.codes;
-    block.scales = run.first_block.scales;
-    block.zeros = run.first_block.zeros;
-    slots = run.slots;
-    format = run.format;
-    kernel = run.kernel;
+  __device__ void load(const DeviceSegment& segment) {
+    block.codes = segment.first_block.codes;
+    block.scales = segment.first_block.scales;
+    block.zeros = segment.first_block.zeros;
+    slots = segment.slots;
+    format = segment.format;
+    kernel = segment.kernel;
   }
 };
 
-/// What codes of a packed block mean: x = scale * c + zero.
+/// Scale and zero point of a channel of a packed block: x = scale * c + zero.
 struct BlockMeaning {
   const DeviceBlock& block;
   Meaning of;
   bool by_channel;
 
-  __device__ BlockMeaning(const AttendArgs& args, const PictureRun& run)
-      : block(run.block),
-        of(args.formats[run.format].section[0]),
-        by_channel(args.formats[run.format].axis == ScaleAxis::kChannel) {}
+  __device__ BlockMeaning(const AttendArgs& args, const ImageSegment& segment)
+      : block(segment.block),
+        of(args.formats[segment.format].section[0]),
+        by_channel(args.formats[segment.format].axis == ScaleAxis::kChannel) {}
 
   __device__ float2 at(int channel) const {
     return one_affine(block, of, by_channel ? channel : 0);
   }
 };
 
-/// Sums of digits of weights: those of rows query (digit 3), query + 4 (1), + 8 (2), + 12 (0).
+/// Sums of a block by digit of the weights: rows query (digit 3), query + 4 (digit 1), query + 8
+/// (digit 2), query + 12 (digit 0).
 struct DigitSums {
   static constexpr int kStride = kDim + 8;
   int of_codes[16 * kStride + 1];  // by column of every tile
   int of_weights[16];
 
-  /// Rows that a warp adds to together lie in banks of their own.
+  /// Rows that a warp adds to at once are in different banks.
   static constexpr __device__ int row(int r) { return r * kStride + r / 4 % 2; }
   static constexpr __device__ int column(int channel) { return channel % 16 * 8 + channel / 16; }
 };
 
-/// What the blocks and warps of a lane tell each other.
+/// Shared memory of a block, of which a cluster reads of_block and sums.
 template <int kWarps>
-struct PictureShared {
-  static constexpr int kQuarter = kDim / 4 + 4;              // so that quarters lie in other banks
-  alignas(16) uint32_t digits[kGroupQueries][4 * kQuarter];  // of queries, raised, times scales
-  float unit[kGroupQueries];           // what a sum of digits is multiplied with
-  float bias[kGroupQueries];           // and what is added
-  float2 of_values[kDim];              // what codes of values mean
+struct ImageShared {
+  static constexpr int kQuarter = kDim / 4 + 4;              // quarters in different banks
+  alignas(16) uint32_t digits[kGroupQueries][4 * kQuarter];  // of queries times scales
+  float unit[kGroupQueries];                                 // score = unit * sum of digits + bias
+  float bias[kGroupQueries];
+  float2 of_values[kDim];              // scale and zero point of V
   float2 ends[kWarps][kGroupQueries];  // least and greatest score
   float2 of_block[kGroupQueries];
-  float top[kGroupQueries];  // the greatest of what scores are remapped to, in units of log2
+  float top[kGroupQueries];  // greatest remapped score, in units of log2
   DigitSums sums;
 };
 
-/// Folds the scales of the keys into four queries, as digits: a warp a query.
+/// Folds the scales of the keys into four queries, as digits: one query per warp.
 template <int kBits, int kWarps>
-__device__ void fold_queries(const AttendArgs& args, const DeviceLane& lane, const PictureRun& keys,
-                             int first_query, const PictureThread& my,
-                             PictureShared<kWarps>& shared) {
+__device__ void fold_queries(const AttendArgs& args, const DeviceHead& head,
+                             const ImageSegment& keys, int first_query, const ImageThread& my,
+                             ImageShared<kWarps>& shared) {
   const BlockMeaning meaning(args, keys);
   const int query = my.warp;
   float4 loaded{0, 0, 0, 0};
   if (first_query + query < args.q_per_kv) {
-    loaded = reinterpret_cast<const float4*>(lane.q + (first_query + query) * kDim)[my.warp_lane];
+    loaded = reinterpret_cast<const float4*>(head.q + (first_query + query) * kDim)[my.warp_lane];
   }
   float x[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
   float bias = 0;
@@ -253,7 +254,7 @@ __device__ void fold_queries(const AttendArgs& args, const DeviceLane& lane, con
     x[i] *= args.scale;
     bias += x[i] * of.y;
     x[i] *= of.x * power_of_two(-CodeBytes<kBits>::shift(channel));
-    bias += 0 * x[i];  // what is no number stays none
+    bias += 0 * x[i];  // propagates NaN and infinity
     most = fmaxf(most, fabsf(x[i]));
   }
   bias = warp_sum(bias);
@@ -266,7 +267,7 @@ __device__ void fold_queries(const AttendArgs& args, const DeviceLane& lane, con
     const auto whole = static_cast<uint32_t>(__float2int_rn(x[i] * power_of_two(up)));
     digits[i] = (whole + 0x00808080u) ^ 0x00808080u;
   }
-  const int at = my.warp_lane / 8 * PictureShared<kWarps>::kQuarter + my.warp_lane % 8 * 4;
+  const int at = my.warp_lane / 8 * ImageShared<kWarps>::kQuarter + my.warp_lane % 8 * 4;
   *reinterpret_cast<uint4*>(shared.digits[query] + at) = {digits[0], digits[1], digits[2],
                                                           digits[3]};
   if (my.warp_lane == 0) {
@@ -275,14 +276,14 @@ __device__ void fold_queries(const AttendArgs& args, const DeviceLane& lane, con
   }
 }
 
-/// The digits of queries as operands: of rows row and row + 8, of the channels that word
-/// (of codes) number reg of a quarter of a row brings.
+/// Digits of queries as operands, for rows row and row + 8. Register `reg` has the channels of
+/// word `reg` of picked codes of a quarter of a token.
 template <int kBits, int kWarps>
-__device__ void query_operands(const PictureShared<kWarps>& shared, const PictureThread& my,
+__device__ void query_operands(const ImageShared<kWarps>& shared, const ImageThread& my,
                                uint32_t (&a)[4][4]) {
   constexpr int kPer = CodeBytes<kBits>::kPerByte;
   const int digit = my.lower ? 1 : 3;
-  const uint32_t* digits = shared.digits[my.query] + PictureShared<kWarps>::kQuarter * my.quarter;
+  const uint32_t* digits = shared.digits[my.query] + ImageShared<kWarps>::kQuarter * my.quarter;
 #pragma unroll
   for (int reg = 0; reg < 8; ++reg) {
     const uint32_t* from = digits + reg / kPer * 4 * kPer + reg % kPer;
@@ -297,16 +298,16 @@ __device__ void query_operands(const PictureShared<kWarps>& shared, const Pictur
   }
 }
 
-/// The four scores of a thread, of a half of a chunk.
+/// The four scores of a thread in a half.
 template <int kBits>
 __device__ float4 score_half(const std::byte* half, const uint32_t (&a)[4][4],
-                             const PictureThread& my, float of_mine, float of_other, float bias) {
+                             const ImageThread& my, float of_mine, float of_other, float bias) {
   using Of = CodeBytes<kBits>;
   float sums[2 * kTiles];  // of two digits
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
     uint32_t words[kBits];
-    read_words(half + (8 * tile + PictureThread::slot_of(my.row)) * Of::kRowBytes +
+    read_words(half + (8 * tile + ImageThread::slot_of(my.row)) * Of::kRowBytes +
                    my.quarter * (Of::kRowBytes / 4),
                words);
     constexpr int kPer = Of::kPerByte;
@@ -326,22 +327,21 @@ __device__ float4 score_half(const std::byte* half, const uint32_t (&a)[4][4],
   for (int i = 0; i < 4; ++i) {
     const float mine = my.lower ? sums[4 + i] : sums[i];
     const float theirs = __shfl_xor_sync(kAll, my.lower ? sums[i] : sums[4 + i], 16);
-    // Powers of two: the sum is the same whichever digits are one's own.
+    // of_mine and of_other are powers of two: both threads of a pair get the same sum.
     scores[i] = fmaf(mine, of_mine, theirs * of_other) + bias;
   }
   return {scores[0], scores[1], scores[2], scores[3]};
 }
 
-/// Makes the scores of slots that have no rows, of a half, no numbers: they are neither least nor
-/// greatest, and weigh nothing.
-__device__ inline void forget_empty(float4& scores, uint32_t live, const PictureThread& my) {
+/// Sets the scores of evicted tokens to NaN: fmin and fmax ignore them, and they weigh nothing.
+__device__ inline void forget_empty(float4& scores, uint32_t live, const ImageThread& my) {
   const auto of = [&](float score, int i) { return live >> my.slot(i) & 1 ? score : NAN; };
   scores = {of(scores.x, 0), of(scores.y, 1), of(scores.z, 2), of(scores.w, 3)};
 }
 
-/// The weights of a thread's four scores as operands. `left` of the half's slots are there.
+/// Weights of a thread's four scores as operands. The half has `left` slots.
 __device__ inline void weight_operands(const float4& scores, const ScoreWeighting& weighting,
-                                       const PictureThread& my, int left, uint32_t (&a)[4]) {
+                                       const ImageThread& my, int left, uint32_t (&a)[4]) {
   uint32_t weights[4] = {__float2uint_rn(weighting(scores.x)), __float2uint_rn(weighting(scores.y)),
                          __float2uint_rn(weighting(scores.z)),
                          __float2uint_rn(weighting(scores.w))};
@@ -359,9 +359,9 @@ __device__ inline void weight_operands(const float4& scores, const ScoreWeightin
   a[3] = my.lower ? digits[0] : second;
 }
 
-/// Adds the values of a half: the 16 channels of column `row` of every tile of 8 columns.
+/// Adds the values of a half: a thread has 16 channels, column `row` of each of 16 tiles.
 template <int kBits>
-__device__ void add_half(const std::byte* half, const uint32_t (&a)[4], const PictureThread& my,
+__device__ void add_half(const std::byte* half, const uint32_t (&a)[4], const ImageThread& my,
                          int (&sums)[16][4], int (&mass)[4]) {
   using Of = CodeBytes<kBits>;
   constexpr int kWords = kBits < 2 ? 1 : kBits / 2;  // of 16 channels

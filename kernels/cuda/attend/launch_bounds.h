@@ -6,25 +6,25 @@
 
 namespace kvlm::cuda::packed {
 
-/// How large the launches of a DecodeTable have to be, at most, whichever lanes a step is of:
-/// bounds grow with what lanes are noted, so that steps launch the same while nothing new comes.
+/// Upper bounds for the launches of a DecodeTable, whichever sequences a step has. They only grow,
+/// so that steps have the same launches, and can be recorded, until a new kind of KV head arrives.
 class LaunchBounds {
  public:
   explicit LaunchBounds(int layers) : kinds_(static_cast<size_t>(layers)) {}
 
-  /// Which kernels serve a lane of a layer.
-  void note(int layer, const LaneKinds& kinds);
-  /// Adds what another table of this shape, or part of it, has noted.
+  /// Extends the bounds of a layer to a KV head with these kernels.
+  void note(int layer, const HeadKernels& kinds);
+  /// Extends the bounds to those of `other`.
   void take(const LaunchBounds& other);
 
-  /// Some lanes of a layer are picture_lanes.cu's.
-  bool has_pictures(int layer) const;
-  const LaneKinds& kinds(int layer) const { return kinds_[static_cast<size_t>(layer)]; }
+  /// Whether some KV heads of a layer use image_block.cu.
+  bool has_images(int layer) const;
+  const HeadKernels& kinds(int layer) const { return kinds_[static_cast<size_t>(layer)]; }
 
-  bool changed = true;  ///< since its user has last said otherwise
+  bool changed = true;  ///< the bounds have grown; the user of the class clears it
 
  private:
-  std::vector<LaneKinds> kinds_;  // (layers,)
+  std::vector<HeadKernels> kinds_;  // (layers,)
 };
 
 }  // namespace kvlm::cuda::packed

@@ -2,6 +2,6 @@
 
 namespace kvlm::cuda {
 
-constexpr float kLog2e = 1.4426950408889634f;  ///< scores times it are in units of log2
+constexpr float kLog2e = 1.4426950408889634f;  ///< converts scores to units of log2
 
 }  // namespace kvlm::cuda

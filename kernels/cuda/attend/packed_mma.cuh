@@ -6,21 +6,19 @@
 
 #include "kernels/cuda/device/matrix_units.cuh"
 
-// Codes as operands of the tensor cores. A shift and a mask make two halves of a pair of codes:
-// bits left in the mantissa of a half, with an exponent of zero, are the subnormal number code *
-// 2^(p - 24) for a code that starts at bit p. The tensor cores align products by the exponents of
-// their operands, so a code stands as high in the mantissa as it can, else its sums lose digits; a
-// single bit may stand in the exponent too, where it is another power of two. The powers of two are
-// folded into what the codes are multiplied with.
+// Codes as operands of the tensor cores: a shift and a mask turn a pair of codes into two halves.
+// With an exponent of zero, a code that starts at bit p of the mantissa is the subnormal number
+// code * 2^(p - 24). The tensor cores align products by the exponents of their operands, so a code
+// is as high in the mantissa as possible; else sums lose digits. A single bit may be in the
+// exponent too, as another power of two. The powers are folded into the other operand.
 namespace kvlm::cuda {
 
-/// How codes of kBits lie in a 32-bit word of two 16-bit halves: pair i is code i of each half.
-/// 16 bits are halves already.
+/// Codes of kBits in a 32-bit word: pair i is code i of each 16 bits. Codes of 16 bits are halves
+/// already.
 template <int kBits>
 struct CodePairs {
-  static constexpr int kPairs = 16 / kBits;  // of a word
-  /// Pairs that one shift brings where they are needed; pairs i and i + kTogether have the same
-  /// power of two.
+  static constexpr int kPairs = 16 / kBits;  // in a word
+  /// Pairs that share a shift. Pairs i and i + kTogether have the same power of two.
   static constexpr int kTogether = kBits == 1 ? 6 : kBits == 2 ? 2 : 1;
   static constexpr int kLowest = kBits == 1 ? 8 : kBits == 8 ? 2 : 6;  // bit of the first of them
   static constexpr uint32_t kMask = (1u << kBits) - 1;
@@ -47,8 +45,8 @@ __device__ inline float power_of_two(int exponent) {
   return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23);
 }
 
-/// A pair of numbers as two halves each: the higher parts, or what those leave for the lower ones.
-/// Cut, not rounded, so that the threads of both parts agree.
+/// The high halves of two numbers, or (`lower`) their low halves, for the remainder. Truncated, not
+/// rounded, so that the threads of both agree.
 __device__ inline uint32_t half_parts(float x, float y, bool lower) {
   const uint32_t higher = lower ? 0xffffe000u : 0u;
   x -= __uint_as_float(__float_as_uint(x) & higher);
@@ -58,8 +56,8 @@ __device__ inline uint32_t half_parts(float x, float y, bool lower) {
   return pair;
 }
 
-/// The power of two that brings `most` (a number from 2^-60 to 2^60, else the nearest) below 2^15,
-/// and its inverse.
+/// Scale of a query: the power of two, from 2^-60 to 2^60, that brings `most` just below 2^15, and
+/// its inverse.
 struct Raise {
   float up;
   float down;

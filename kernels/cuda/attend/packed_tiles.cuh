@@ -6,19 +6,19 @@
 #include "kernels/cuda/attend/packed_mma.cuh"
 #include "kernels/cuda/device/launch.cuh"
 
-// What the kernels that attend on the tensor cores share: rows of 128 channels, of codes or of f16,
-// are the rows of an operand (slots for scores, channels for values); the columns of the other are
-// four queries (or their weights) as pairs of a higher and a lower half, so that nothing is lost.
+// Shared by the kernels that attend on the tensor cores. Tokens, as codes or f16, are the rows of
+// one operand (slots for scores, channels for values). The 8 columns of the other are four queries,
+// or their weights, each as the sum of a high and a low half, so that little is lost.
 namespace kvlm::cuda::packed {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kDim = 128;
-constexpr int kGroupQueries = 4;  // whose parts are the 8 columns of an operand
+constexpr int kGroupQueries = 4;  // two columns of an operand each
 constexpr int kTileSlots = 16;
 constexpr unsigned kAll = 0xffffffffu;
 
-/// 4 * kWords bytes as words, in as few loads as there are.
+/// Loads 4 * kWords bytes, in as few instructions as possible.
 template <int kWords>
 __device__ void load_words(const std::byte* from, uint32_t (&to)[kWords]) {
   if constexpr (kWords == 1) {
@@ -38,7 +38,7 @@ __device__ void load_words(const std::byte* from, uint32_t (&to)[kWords]) {
   }
 }
 
-/// Copies 16 bytes to shared memory while the thread goes on.
+/// Copies 16 bytes to shared memory asynchronously.
 __device__ inline void copy_async(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
 }
@@ -46,7 +46,7 @@ __device__ inline void copy_async(uint32_t to, const void* from) {
 /// Ends a group of copies.
 __device__ inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-/// Waits until all but the last kAhead groups of this thread's copies are there.
+/// Waits for all but the last kAhead groups of this thread's copies.
 template <int kAhead>
 __device__ void await_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kAhead) : "memory");
@@ -56,8 +56,8 @@ __device__ inline float2 two_floats(uint32_t halves) {
   return __half22float2(*reinterpret_cast<const __half2*>(&halves));
 }
 
-/// What codes of a section mean beside their stored scales and zero points: x = slope * s * c + z,
-/// z = offset * s if none is stored. Both are powers of two, or 0.
+/// Meaning of a section's codes: x = slope * s * c + z, with z = offset * s if none is stored.
+/// Slope and offset are powers of two, or 0.
 struct Meaning {
   float slope = 1;
   float offset = 0;
@@ -68,7 +68,7 @@ struct Meaning {
       : slope(section.slope), offset(section.offset), zero_stored(section.zero_stored) {}
 };
 
-/// Scale and zero point that serve all channels of a block, or of row i.
+/// Scale and zero point i of a block.
 __device__ inline float2 one_affine(const DeviceBlock& block, const Meaning& meaning, int i) {
   const float scale = __half2float(reinterpret_cast<const __half*>(block.scales)[i]);
   return {meaning.slope * scale, meaning.zero_stored
@@ -76,13 +76,13 @@ __device__ inline float2 one_affine(const DeviceBlock& block, const Meaning& mea
                                      : meaning.offset * scale};
 }
 
-/// Where a thread stands in an operand.
+/// A thread's position in the operands of mma().
 struct OperandThread {
   int warp = static_cast<int>(threadIdx.x / 32);
   int row = static_cast<int>(threadIdx.x % 32 / 4);  // and row + 8
   int quarter = static_cast<int>(threadIdx.x % 4);
-  int asked = row / 2;        // of the queries of a group, as a column
-  bool lower = row % 2 == 1;  // which part of it
+  int asked = row / 2;        // query of column `row`
+  bool lower = row % 2 == 1;  // the column has its low half
 };
 
 constexpr int kChannelGroup = 32;  // channels of a token that may share a scale

@@ -2,7 +2,7 @@
 
 #include "kernels/slot_weights.h"
 
-// CUDA's implementation of kernels/slot_weights.h, which has checked the arguments.
+// CUDA side of kernels/slot_weights.h, which checks the arguments.
 namespace kvlm::cuda {
 
 void mean_arrays(std::span<const float* const> arrays, std::span<const MeanJob> jobs,

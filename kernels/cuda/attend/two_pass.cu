@@ -9,11 +9,12 @@
 #include "kernels/cuda/attend/fused_splits.h"
 #include "kernels/cuda/attend/two_pass.h"
 
+// The tables of two_pass.cuh's kernels, the choice among them, and their launches.
 namespace kvlm::cuda::packed {
 
 namespace {
 
-/// A kernel of one side, and which formats it reads; null: there is none for the head_dim.
+/// A kernel of one pass, and which formats it reads; null: none for this head_dim.
 struct PassKernel {
   bool (*reads)(const PackedFormat& format) = nullptr;
   void (*launch)(const AttendArgs& args, const FusedArgs& fused, const PassArgs& pass, dim3 grid,
@@ -67,21 +68,21 @@ std::span<const PassKernel> kernels_at(bool keys, int head_dim) {
   }
 }
 
-int blocks_of_lane(const PassKernel& kernel, const AttendArgs& args, const FusedArgs& fused,
+int blocks_of_head(const PassKernel& kernel, const AttendArgs& args, const FusedArgs& fused,
                    const PassArgs& pass, int groups, Stream& stream) {
   const int bytes = kernel.shared_bytes(pass.sources, groups);
   const int resident = resident_blocks(bytes, args.head_dim, groups, stream);
-  const int64_t lanes = int64_t{fused.lanes} * fused_query_blocks(args.head_dim, args.q_per_kv);
-  return fused_blocks_of_lane(lanes, fused.lane_splits, resident);
+  const int64_t heads = int64_t{fused.heads} * fused_query_blocks(args.head_dim, args.q_per_kv);
+  return fused_blocks_of_head(heads, fused.head_splits, resident);
 }
 
 }  // namespace
 
-int pass_kernel(const SlotRun& run, bool keys, int head_dim, int sources, int most_shared) {
-  if (!is_placed_well(run) || !is_scaled_simply(*run.format, head_dim)) return kAnyKernel;
+int pass_kernel(const SlotSegment& segment, bool keys, int head_dim, int sources, int most_shared) {
+  if (!is_placed_well(segment) || !is_scaled_simply(*segment.format, head_dim)) return kAnyKernel;
   const std::span<const PassKernel> all = kernels_at(keys, head_dim);
   for (size_t i = 0; i < all.size(); ++i) {
-    if (all[i].launch == nullptr || !all[i].reads(*run.format)) continue;
+    if (all[i].launch == nullptr || !all[i].reads(*segment.format)) continue;
     if (all[i].shared_bytes(sources, most_groups(head_dim)) > most_shared) continue;
     return static_cast<int>(i);
   }
@@ -101,8 +102,8 @@ void launch_pass(bool keys, const AttendArgs& args, const FusedArgs& fused, Pass
   const auto at = static_cast<size_t>(pass.kernel);
   const PassKernel& kernel = kernels_at(keys, args.head_dim)[at];
   const int groups = fused_groups(args.head_dim, args.q_per_kv);
-  pass.blocks = blocks_of_lane(kernel, args, fused, pass, groups, stream);
-  const dim3 grid(static_cast<unsigned>(fused.lanes), static_cast<unsigned>(pass.blocks),
+  pass.blocks = blocks_of_head(kernel, args, fused, pass, groups, stream);
+  const dim3 grid(static_cast<unsigned>(fused.heads), static_cast<unsigned>(pass.blocks),
                   static_cast<unsigned>(fused_query_blocks(args.head_dim, args.q_per_kv)));
   kernel.launch(args, fused, pass, grid, groups, stream);
 }

@@ -5,14 +5,14 @@
 #include "kernels/cuda/attend/score_places.cuh"
 #include "kernels/cuda/attend/two_pass.h"
 
-// The attention of fused_kernel.cuh in two passes, for lanes whose keys and values do not lie in
-// the same slots, or whose scores are remapped before they become weights. A kernel for each codec
-// of keys stores the scores of the runs that it reads; then a kernel for each codec of values
-// weighs and adds those that it reads, and has a softmax state for each split. join_splits() merges
-// the states of all of them.
+// Decode attention in two passes, for KV heads that no kernel of fused_kernel.cuh reads: keys and
+// values in different slots, remapped scores, another pair of codecs, or keys scaled by channel
+// whose tokens are weighed or evicted in place. A kernel for each codec of keys stores the scores
+// of its segments. Then a kernel for each codec of values weighs
+// and adds its segments, and writes a softmax state for each split. fused_join.cuh merges them.
 namespace kvlm::cuda::packed {
 
-/// The side that a pass leaves out.
+/// Codec of the side that a pass does not read.
 template <int kDim_>
 struct NoCodec {
   static constexpr int kDim = kDim_;
@@ -21,51 +21,51 @@ struct NoCodec {
 template <int kDim, Scaled kScaled, bool kQuartersApart>
 struct StageOf<NoCodec<kDim>, kScaled, kQuartersApart> {};
 
-/// The runs of one side of a lane in shared memory, of which a block serves some.
-struct SideRuns {
-  LaneRun* runs;
+/// The segments of keys, or of values, of a KV head in shared memory. A kernel reads some of them.
+struct SideSegments {
+  HeadSegment* segments;
   int count;
-  int slots;      // of the side
-  SlotRange own;  // from the first slot of those that the block serves to the last
-  int pass;       // their DeviceRun::pass
+  int slots;      // of all
+  SlotRange own;  // from the first to the last slot that this kernel reads
+  int pass;       // DeviceSegment::pass of those
 
-  /// By all threads of a block. False if none of them are this kernel's.
+  /// By all threads of a block. False if the kernel reads none of them.
   __device__ bool take(const AttendArgs& args, int first, int last, int kernel) {
-    __shared__ alignas(LaneRun) std::byte memory[kMostSideRuns * sizeof(LaneRun)];
-    runs = reinterpret_cast<LaneRun*>(memory);
+    __shared__ alignas(HeadSegment) std::byte memory[kMostSideSegments * sizeof(HeadSegment)];
+    segments = reinterpret_cast<HeadSegment*>(memory);
     count = last - first + 1;
     const auto thread = static_cast<int>(threadIdx.x);
     bool serves = false;
     if (thread < count) {
-      runs[thread].take(args, first + thread, thread);
-      const DeviceRun& run = runs[thread].run;
-      serves = run.kernel == kernel && run.slots > 0;
-      if (run.kernel != kernel) runs[thread].facts.pass_by();
+      segments[thread].take(args, first + thread, thread);
+      const DeviceSegment& segment = segments[thread].segment;
+      serves = segment.kernel == kernel && segment.slots > 0;
+      if (segment.kernel != kernel) segments[thread].facts.pass_by();
     }
     if (__syncthreads_or(static_cast<int>(serves)) == 0) return false;
     slots = 0;
     own = {INT_MAX, 0};
     for (int i = 0; i < count; ++i) {
-      const DeviceRun& run = runs[i].run;
-      slots = max(slots, run.first_slot + run.slots);
-      if (run.kernel != kernel || run.slots == 0) continue;
-      pass = run.pass;
-      own = {min(own.first, run.first_slot), max(own.end, run.first_slot + run.slots)};
+      const DeviceSegment& segment = segments[i].segment;
+      slots = max(slots, segment.first_slot + segment.slots);
+      if (segment.kernel != kernel || segment.slots == 0) continue;
+      pass = segment.pass;
+      own = {min(own.first, segment.first_slot), max(own.end, segment.first_slot + segment.slots)};
     }
     return true;
   }
-  /// Where the first row of an item lies.
+  /// Place of an item's first slot.
   __device__ int place(const Item& item, Side side) const {
-    return runs[item.facts[side].run()].place_of(item.slot);
+    return segments[item.facts[side].segment()].place_of(item.slot);
   }
 };
 
-/// The splits that a block takes of those in which a kernel has slots.
+/// The splits of a block, among those in which the kernel has slots.
 struct BlockSplits {
   int first;
   int end;
 
-  __device__ BlockSplits(const SideRuns& side, int blocks) {
+  __device__ BlockSplits(const SideSegments& side, int blocks) {
     const int split = fused_split_slots(side.slots);
     const int from = side.own.first / split;
     const int splits = (side.own.end + split - 1) / split - from;
@@ -74,34 +74,33 @@ struct BlockSplits {
   }
 };
 
-/// One pass of a warp over the items of its parts of a block's splits, whose codes are fetched an
-/// item ahead.
+/// Walk of a warp over the items of its parts of a block's splits. Codes are copied an item ahead.
 template <Side kSide, class Stages, class Fetch>
 class PassWalk {
  public:
-  __device__ PassWalk(const AttendArgs& args, const DeviceLane& lane, const SideRuns& side,
+  __device__ PassWalk(const AttendArgs& args, const DeviceHead& head, const SideSegments& side,
                       const WarpParts& parts, Stages& stages, const Fetch& fetch)
       : args_(args),
-        lane_(lane),
+        head_(head),
         side_(side),
         parts_(parts),
         stages_(stages),
         fetch_(fetch),
-        items_(args, side.runs, 0, stages.places) {}
+        items_(args, side.segments, 0, stages.places) {}
 
-  /// Begins a part of a turn.
+  /// Begins the part of turn `turn`.
   __device__ void enter(int turn) {
     SlotRange slots = parts_.slots(turn, side_.slots);
     end_ = min(slots.end, side_.own.end);
     slots.first = min(max(slots.first, side_.own.first), end_);
     at_ = 0;
-    remapped_ = RemapSlots(args_, lane_, slots.first);
+    remapped_ = RemapSlots(args_, head_, slots.first);
     if (items_.start(slots.first, min(end_, remapped_.end))) fetch();
     end_copies();
   }
-  /// Whether the part has an item more.
+  /// Whether the part has another item.
   __device__ bool more() const { return items_.item().slot < end_; }
-  /// Calls take(item, stage, row_affine, remap) with the item at hand, and goes to the next.
+  /// Calls take(item, stage, row_affine, remap) with the current item, and moves to the next.
   template <class Take>
   __device__ void next(const Take& take) {
     const Item item = items_.item();
@@ -110,7 +109,7 @@ class PassWalk {
     auto& stage = stages_.stage[at_];
     at_ ^= 1;
     const int slot = item.slot + item.rows;
-    if (slot >= remapped_.end) remapped_ = RemapSlots(args_, lane_, slot);
+    if (slot >= remapped_.end) remapped_ = RemapSlots(args_, head_, slot);
     if (items_.next(min(end_, remapped_.end))) fetch();
     end_copies();
     await_copies<1>();
@@ -121,13 +120,13 @@ class PassWalk {
 
  private:
   __device__ void fetch() {
-    const Place place = items_.place(kSide);  // before copies, for which it must not wait
+    const Place place = items_.place(kSide);  // read before copies: must not wait for them
     fetch_(place, items_.item(), stages_.stage[at_], row_affine_);
   }
 
   const AttendArgs& args_;
-  const DeviceLane& lane_;
-  const SideRuns& side_;
+  const DeviceHead& head_;
+  const SideSegments& side_;
   const WarpParts& parts_;
   Stages& stages_;
   const Fetch& fetch_;
@@ -135,10 +134,10 @@ class PassWalk {
   RemapSlots remapped_;
   uint32_t row_affine_ = 0;
   int end_ = 0;
-  int at_ = 0;  // the stage of the item at hand
+  int at_ = 0;  // stage of the current item
 };
 
-/// The least and greatest score of a warp's slots of one remap.
+/// Least and greatest score of a warp's slots in one remap.
 template <int kGroups>
 struct ScoreEnds {
   float least[kGroups];
@@ -154,7 +153,7 @@ struct ScoreEnds {
     least[group] = fminf(least[group], score);
     greatest[group] = fmaxf(greatest[group], score);
   }
-  /// Makes the ranges of a remap reach them, and forgets them.
+  /// Extends the ranges of a remap to them, and clears them.
   __device__ void put(const AttendArgs& args, ScoreRange* ranges, int first_query,
                       const OperandThread& my) {
 #pragma unroll
@@ -175,7 +174,7 @@ struct ScoreEnds {
   }
 };
 
-/// Stores the scores of the keys of a lane that one kernel reads.
+/// Stores the scores of the keys of a KV head that one kernel reads.
 template <class K, Scaled kKeys, int kGroups>
 __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
     score_splits(AttendArgs args, PassArgs pass) {
@@ -184,10 +183,10 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   const auto number = static_cast<int>(blockIdx.x);
   const int first_query = static_cast<int>(blockIdx.z) * kGroups * kGroupQueries;
   if constexpr (requires { K::prepare(); }) K::prepare();
-  const int at = lane_at(args, number);
-  const DeviceLane lane = lane_of(args, at);
-  SideRuns side;
-  if (lane.fused != 0 || !side.take(args, lane.first_keys, lane.last_keys, pass.kernel)) {
+  const int at = head_at(args, number);
+  const DeviceHead head = head_of(args, at);
+  SideSegments side;
+  if (head.fused != 0 || !side.take(args, head.first_keys, head.last_keys, pass.kernel)) {
     return wait_for_earlier();
   }
   const BlockSplits splits(side, pass.blocks);
@@ -200,15 +199,15 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
     fetch<K, kKeys, true>(place, item, kKeySide, stage.keys, affine, item.begins[kKeySide]);
   };
   const WarpParts parts(splits.first, splits.end, my.warp, /*may_be_alone=*/true);
-  PassWalk<kKeySide, Stages, decltype(fetch_keys)> walk(args, lane, side, parts, stages[my.warp],
+  PassWalk<kKeySide, Stages, decltype(fetch_keys)> walk(args, head, side, parts, stages[my.warp],
                                                         fetch_keys);
   walk.enter(0);
   wait_for_earlier();
   let_next_start();
-  sources.fill(pass.sources, side.runs, side.count, lane.q, args, first_query);
+  sources.fill(pass.sources, side.segments, side.count, head.q, args, first_query);
   Keys<K, kGroups> keys;
   ScoreEnds<kGroups> ends;
-  int of_remap = -1;  // whose slots `ends` are of
+  int of_remap = -1;  // remap of `ends`
   for (int turn = 0;;) {
     while (walk.more()) {
       walk.next([&](const Item& item, const auto& stage, uint32_t row_affine, int remap) {
@@ -218,9 +217,9 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
         }
         Scores<kGroups> scores;
         const auto& source = sources.at(item.facts[kKeySide].source());
-        score_item(source, side.runs, item, stage.keys, row_affine, my, keys, item.begins[kKeySide],
-                   scores);
-        int place = score_place(args, lane, at, side.place(item, kKeySide));
+        score_item(source, side.segments, item, stage.keys, row_affine, my, keys,
+                   item.begins[kKeySide], scores);
+        int place = score_place(args, head, at, side.place(item, kKeySide));
         if (static_cast<int>(threadIdx.x % 32) >= item.rows) place = -1;
 #pragma unroll
         for (int i = 0; i < 2 * kItemTiles; ++i) {
@@ -230,7 +229,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
           for (int group = 0; group < kGroups; ++group) {
             const float score = scores.of[i / 2][group][i % 2];
             const int query = first_query + group * kGroupQueries + my.quarter;
-            if (query < args.q_per_kv) lane.weights[query * args.score_stride + to] = score;
+            if (query < args.q_per_kv) head.weights[query * args.score_stride + to] = score;
             if (remap >= 0) ends.take(group, score);
           }
         }
@@ -242,26 +241,27 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   if (of_remap >= 0) ends.put(args, ranges_of(args, number, of_remap), first_query, my);
 }
 
-/// The weights of an item before softmax: its scores, remapped, as `scores` of the first pass.
+/// Scores of an item as the first pass has stored them, remapped.
 template <int kGroups>
 class StoredScores {
  public:
-  __device__ StoredScores(const AttendArgs& args, const DeviceLane& lane, int number, int at,
+  __device__ StoredScores(const AttendArgs& args, const DeviceHead& head, int number, int at,
                           int first_query, const OperandThread& my)
-      : args_(args), lane_(lane), number_(number), at_(at), first_query_(first_query), my_(my) {}
+      : args_(args), head_(head), number_(number), at_(at), first_query_(first_query), my_(my) {}
 
-  /// Of the item whose first row lies at `place`. False if no row of it is there: they are 0.
+  /// Of the item whose first slot has `place`. False if the item holds no token: `scores` are then
+  /// weights of 0, and the softmax must not be updated.
   __device__ bool take(const Item& item, int place, int remap, Scores<kGroups>& scores) {
     if (remap != remap_) follow(remap);
     uint32_t there = ~0u >> (kItemSlots - item.rows);
-    if (lane_.placed) there &= live(place, item.rows);
+    if (head_.placed) there &= live(place, item.rows);
 #pragma unroll
     for (int i = 0; i < 2 * kItemTiles; ++i) {
       const int row = my_.row + 8 * i;
       const bool is_there = (there >> row & 1) != 0;
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        const float* from = lane_.weights + query(group) * args_.score_stride + place;
+        const float* from = head_.weights + query(group) * args_.score_stride + place;
         const float nothing = there == 0 ? 0 : -INFINITY;
         scores.of[i / 2][group][i % 2] = is_there ? remapped_[group](from[row]) : nothing;
       }
@@ -277,18 +277,18 @@ class StoredScores {
     remap_ = remap;
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      remapped_[group] = RemappedScores(args_, lane_, number_, remap, query(group), false);
+      remapped_[group] = RemappedScores(args_, head_, number_, remap, query(group), false);
     }
   }
-  /// Which rows from `place` on are there.
+  /// Which slots from `place` on hold a token.
   __device__ uint32_t live(int place, int rows) const {
     const auto row = static_cast<int>(threadIdx.x % 32);
-    const int64_t of_lane = static_cast<int64_t>(at_) * args_.places;
-    return __ballot_sync(kAll, row < rows && args_.key_at[of_lane + place + row] >= 0);
+    const int64_t of_head = static_cast<int64_t>(at_) * args_.places;
+    return __ballot_sync(kAll, row < rows && args_.key_at[of_head + place + row] >= 0);
   }
 
   const AttendArgs& args_;
-  const DeviceLane& lane_;
+  const DeviceHead& head_;
   int number_;
   int at_;
   int first_query_;
@@ -297,7 +297,7 @@ class StoredScores {
   RemappedScores remapped_[kGroups];
 };
 
-/// Weighs and adds the values of a lane that one kernel reads.
+/// Softmax states of the values of a KV head that one kernel reads.
 template <class V, Scaled kValues, int kGroups>
 __global__ void __launch_bounds__(kThreads, least_blocks(V::kDim, kGroups))
     add_splits(AttendArgs args, FusedArgs fused, PassArgs pass) {
@@ -307,10 +307,10 @@ __global__ void __launch_bounds__(kThreads, least_blocks(V::kDim, kGroups))
   const auto number = static_cast<int>(blockIdx.x);
   const int first_query = static_cast<int>(blockIdx.z) * kGroups * kGroupQueries;
   if constexpr (requires { V::prepare(); }) V::prepare();
-  const int at = lane_at(args, number);
-  const DeviceLane lane = lane_of(args, at);
-  SideRuns side;
-  if (lane.fused != 0 || !side.take(args, lane.last_keys + 1, lane.last_values, pass.kernel)) {
+  const int at = head_at(args, number);
+  const DeviceHead head = head_of(args, at);
+  SideSegments side;
+  if (head.fused != 0 || !side.take(args, head.last_keys + 1, head.last_values, pass.kernel)) {
     return wait_for_earlier();
   }
   const BlockSplits splits(side, pass.blocks);
@@ -324,13 +324,13 @@ __global__ void __launch_bounds__(kThreads, least_blocks(V::kDim, kGroups))
   };
   const bool may_be_alone = !Space::kInStages && fused_parts_are_long(side.slots);
   const WarpParts parts(splits.first, splits.end, my.warp, may_be_alone);
-  PassWalk<kValueSide, Stages, decltype(fetch_values)> walk(args, lane, side, parts, warp,
+  PassWalk<kValueSide, Stages, decltype(fetch_values)> walk(args, head, side, parts, warp,
                                                             fetch_values);
   walk.enter(0);
   wait_for_earlier();
   let_next_start();
   const PartOf part(my.lower);
-  StoredScores<kGroups> stored(args, lane, number, at, first_query, my);
+  StoredScores<kGroups> stored(args, head, number, at, first_query, my);
   for (int turn = 0; turn < parts.turns(); ++turn) {
     ItemSums<V, kValues, kGroups> sums;
     OnlineSoftmax<kGroups> softmax;
@@ -341,13 +341,13 @@ __global__ void __launch_bounds__(kThreads, least_blocks(V::kDim, kGroups))
         const bool some = stored.take(item, side.place(item, kValueSide), remap, scores);
         if (some && softmax.weigh(scores, factor)) sums.shrink(factor);
         const std::byte* codes = warp.wide_values(stage, item);
-        sums.add(side.runs, item, stage.values, codes, row_affine, scores, part, my,
+        sums.add(side.segments, item, stage.values, codes, row_affine, scores, part, my,
                  item.ends[kValueSide]);
       });
     }
     const auto& values = sums.finish(my);
-    if (turn + 1 < parts.turns()) walk.enter(turn + 1);  // while warps join what they have
-    const int split = side.pass * fused.lane_splits + parts.split(turn);
+    if (turn + 1 < parts.turns()) walk.enter(turn + 1);  // copies overlap the merge
+    const int split = side.pass * fused.head_splits + parts.split(turn);
     const SplitAt to(args, fused, number, split, first_query, V::kDim);
     if (parts.alone(turn)) {
       add_part<true>(to, parts.part(turn), space, softmax, values, my);

@@ -112,10 +112,10 @@ __device__ inline void let_next_start() {
 #endif
 }
 
-/// Waits until all that was queued earlier is done and seen. In a kernel of launch_early() every
-/// thread calls it before it reads what the kernels that may still run write, and before it writes;
-/// every block calls it before it ends, also one with nothing to do, because the kernel behind it
-/// takes all before as done when it is.
+/// Waits until all work queued earlier is complete and visible. In a kernel of launch_early(), call
+/// it in every thread before reading what earlier kernels write, and before writing. Every block
+/// must call it, even without work: once this kernel ends, the next one assumes that all before it
+/// is complete.
 __device__ inline void wait_for_earlier() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();

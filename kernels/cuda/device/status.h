@@ -34,7 +34,7 @@ enum ScratchSlot : int {
   kGemmResult,
   kTailProduct,  // what a product is before its tail; apart from what makes the product
   kGemmBias,
-  kLaneParts,
+  kSplitStates,
   kPackParts,
   kPromptRows,
   kColumnParts,
@@ -46,7 +46,7 @@ enum ScratchSlot : int {
   kMergeGroups,
   kRowScores,
   kSampleParts,
-  kPictureBytes,
+  kImageBytes,
   kScratchSlots
 };
 

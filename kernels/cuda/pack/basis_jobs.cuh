@@ -5,7 +5,7 @@
 #include "kernels/cuda/pack/kept_bytes.cuh"
 #include "kernels/key_basis.h"
 
-// The jobs of change_basis() where a GPU finds them.
+// Jobs of change_basis() on the GPU, for key_basis.cu and fourier_basis.cu.
 namespace kvlm::cuda {
 
 /// BasisJob.
@@ -13,14 +13,14 @@ struct BasisRows {
   const float* from;
   float* to;
   int rows;
-  int channels;  // which list
+  int channels;  // index of its order of channels
   int before;    // rows of earlier jobs
 };
 
 struct BasisLaunch {
   const BasisRows* jobs = nullptr;
-  const uint16_t* lists = nullptr;  // (orders of channels, dim)
-  const float* matrix = nullptr;    // null: channels are reordered only
+  const uint16_t* lists = nullptr;  // (orders, dim) channels
+  const float* matrix = nullptr;    // null: only reorder channels
   unsigned count = 0;
   int most = 0;  // rows of a job
   int rows = 0;  // of all
@@ -29,7 +29,7 @@ struct BasisLaunch {
   bool back = false;
 };
 
-/// Uploads jobs, their orders of channels and the matrix; what is `kept` stays.
+/// Uploads jobs, their orders of channels and the matrix, to `kept` if given.
 BasisLaunch describe_jobs(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
                           KeptBytes* kept, Stream& stream);
 

@@ -4,9 +4,9 @@
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/pack/byte_values.h"
 
-// Bytes of pictures go to the GPU as they are, in a few pieces: the GPU copies one while the host's
-// threads bring the next to pinned memory. More pieces would be more waits for the slowest thread.
-// What the bytes mean is looked up on the GPU.
+// Uploads image bytes unconverted and looks up their values on the GPU. Upload is in a few chunks:
+// the GPU copies one while the host's threads stage the next in pinned memory. More chunks mean
+// more waits for the slowest thread.
 namespace kvlm::cuda {
 
 namespace {
@@ -21,7 +21,7 @@ struct BytePlan {
   int of_table;         // columns
 };
 
-/// kWidth columns of a row at a time.
+/// kWidth columns of a row per thread and iteration.
 template <class To, int kWidth>
 __global__ void __launch_bounds__(kThreads) look_up(To* to, BytePlan plan) {
   let_next_start();
@@ -49,13 +49,13 @@ __global__ void __launch_bounds__(kThreads) look_up(To* to, BytePlan plan) {
   }
 }
 
-/// Brings the bytes of `from` to `to` on the GPU.
+/// Uploads the bytes of `from` to `to` on the GPU.
 void send_bytes(std::byte* to, ConstTensorView from, Stream& stream) {
   constexpr size_t kPieceBytes = size_t{2} << 20;
   constexpr size_t kTaskBytes = size_t{1} << 16;
   size_t bytes = 0;
   for (size_t first = 0; first < from.bytes(); first += bytes) {
-    // The first is small: nothing is copied while it is staged.
+    // The first chunk is small, because the GPU idles while it is staged.
     bytes = std::min(first == 0 ? kPieceBytes / 4 : kPieceBytes, from.bytes() - first);
     std::byte* staged = stream.queue().stage(bytes);
     stream.pool().parallel_for((bytes + kTaskBytes - 1) / kTaskBytes, [&](size_t task, int) {
@@ -70,7 +70,7 @@ void send_bytes(std::byte* to, ConstTensorView from, Stream& stream) {
 }  // namespace
 
 void place_bytes(TensorView to, ConstTensorView from, ConstTensorView values, Stream& stream) {
-  std::byte* bytes = stream.queue().scratch(kPictureBytes, from.bytes());
+  std::byte* bytes = stream.queue().scratch(kImageBytes, from.bytes());
   send_bytes(bytes, from, stream);
   BytePlan plan{};
   plan.from = reinterpret_cast<const uint8_t*>(bytes);

@@ -9,7 +9,7 @@ namespace kvlm::cuda {
 
 namespace {
 
-/// Of the major version that we were compiled for; its functions keep their types.
+/// Loads the major version that we were compiled for: its function types are stable.
 Cufft load() {
   const ToolkitLibrary library(fmt::format("libcufft.so.{}", CUFFT_VER_MAJOR),
                                fmt::format("cuFFT {}.{}", CUFFT_VER_MAJOR, CUFFT_VER_MINOR),
@@ -29,7 +29,7 @@ Cufft load() {
 }  // namespace
 
 const Cufft& cufft() {
-  static const Cufft fft = load();  // tried again if it throws
+  static const Cufft fft = load();  // retried if it throws
   return fft;
 }
 

@@ -4,7 +4,7 @@
 
 namespace kvlm::cuda {
 
-/// The functions of cuFFT that are used, under their own names without "cufft".
+/// The cuFFT functions in use, by name without "cufft".
 struct Cufft {
   decltype(&cufftCreate) create;
   decltype(&cufftDestroy) destroy;
@@ -16,12 +16,11 @@ struct Cufft {
   decltype(&cufftExecC2R) exec_c2r;
 };
 
-/// The library, opened when it is first asked for (ToolkitLibrary). Throws Error{kUnsupported}
-/// saying what was looked for.
+/// The library, opened by the first call (ToolkitLibrary). Throws Error{kUnsupported} with the file
+/// names tried.
 const Cufft& cufft();
 
-/// Throws Error{kOutOfMemory} or Error{kDevice} naming `what` and cuFFT's answer, unless it is
-/// success.
+/// Unless `answer` is success, throws Error{kOutOfMemory} or Error{kDevice} naming it and `what`.
 void check_fft(cufftResult answer, const char* what);
 
 }  // namespace kvlm::cuda

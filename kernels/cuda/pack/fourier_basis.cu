@@ -1,5 +1,6 @@
-// Spectra of keys by cuFFT, which the published code of VidKV uses through torch.fft: rows are
-// gathered side by side, transformed in batches of one size, and scattered in Hermitian packing.
+// Spectra of VidKV's keys by cuFFT, which its published code uses through torch.fft; key_basis.cu
+// multiplies by a matrix instead. Rows are gathered densely, transformed in batches of one size,
+// and scattered in Hermitian packing.
 #include <map>
 #include <tuple>
 
@@ -15,7 +16,7 @@ constexpr int kBatch = 8192;  // rows of a transform: one plan serves any number
 constexpr int kRowsOfBlock = 8;
 constexpr int kThreads = 256;
 
-/// What a batch of rows is transformed with, in one direction.
+/// cuFFT plan of a batch of rows, in one direction.
 class Plan {
  public:
   Plan(int n, bool back) : back_(back) {
@@ -31,7 +32,7 @@ class Plan {
   Plan& operator=(const Plan&) = delete;
   ~Plan() { cufft().destroy(handle_); }
 
-  /// A batch. Memory to work in is the queue's, so that plans may serve several.
+  /// Transforms a batch. The work area is the queue's, so that several queues can use a plan.
   void run(float* reals, cufftComplex* spectrum, Stream& stream) const {
     const Cufft& fft = cufft();
     check_fft(fft.set_stream(handle_, native(stream)), "cufftSetStream");
@@ -47,7 +48,7 @@ class Plan {
   size_t work_ = 0;
 };
 
-/// Of this thread, so that no two use one at a time.
+/// Per thread, so that no two threads use a plan at once.
 const Plan& plan(int n, bool back) {
   static thread_local std::map<std::tuple<int, int, bool>, Plan> plans;
   int device = 0;
@@ -55,19 +56,19 @@ const Plan& plan(int n, bool back) {
   return plans.try_emplace({device, n, back}, n, back).first->second;
 }
 
-/// Rows in front of a transform or behind it.
+/// Rows before and after a transform.
 struct Gathered {
   BasisLaunch jobs;
   float* reals;            // (rows, n)
   cufftComplex* spectrum;  // (rows, n / 2 + 1)
 };
 
-/// A block's row `i`, if its job has so many.
+/// Whether the job has row `i` of this thread block.
 __device__ bool has_row(const BasisRows& job, int i) {
   return static_cast<int>(blockIdx.y) * kRowsOfBlock + i < job.rows;
 }
 
-/// Block (job, rows): what comes before the transform. Channels before `first` are done with it.
+/// Block (job, rows): gathers the transform's input, and outputs channels before `first`.
 __global__ void __launch_bounds__(kThreads) gather_rows(Gathered g) {
   const BasisRows job = g.jobs.jobs[blockIdx.x];
   const int dim = g.jobs.dim;
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(kThreads) gather_rows(Gathered g) {
   }
 }
 
-/// Block (job, rows): what comes behind it.
+/// Block (job, rows): scatters the transform's output.
 __global__ void __launch_bounds__(kThreads) scatter_rows(Gathered g) {
   const BasisRows job = g.jobs.jobs[blockIdx.x];
   const int dim = g.jobs.dim;

@@ -1,5 +1,5 @@
-// A warp turns a vector: in registers, by shuffles, where the vector has 64, 128 or 256 numbers, in
-// shared memory else.
+// Hadamard transform, one warp per vector: of 64, 128 or 256 numbers in registers with shuffles, of
+// any other size in shared memory.
 #include <algorithm>
 
 #include "kernels/cuda/device/launch.cuh"
@@ -18,8 +18,7 @@ struct Parts {
   int64_t vectors[kMostParts];
 };
 
-/// The vector of this warp among all parts: which part, and which of its vectors. None: part is
-/// kMostParts.
+/// The tensor (part) and the vector of this warp; part kMostParts: none.
 struct Place {
   int part = 0;
   int64_t vector;
@@ -30,8 +29,8 @@ struct Place {
   }
 };
 
-/// A vector of 32 kEach numbers for each warp, kEach neighbours in the registers of a thread: the
-/// same sums as transform() makes.
+/// A warp transforms a vector of 32 kEach numbers, kEach adjacent ones per thread. Same sums as
+/// transform().
 template <class T, int kEach>
 __global__ void __launch_bounds__(kWarps * 32)
     turn_in_registers(const __grid_constant__ Parts parts) {
@@ -73,7 +72,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   static_cast<Group*>(parts.to[at.part])[index] = made;
 }
 
-/// The transform of n numbers, a power of two, that lie in shared memory, by a warp.
+/// Transforms n numbers, a power of two, in shared memory, by a warp.
 __device__ void transform(float* x, int n) {
   const int warp_lane = static_cast<int>(threadIdx.x % 32);
   for (int distance = 1; distance < n; distance *= 2) {
@@ -91,7 +90,7 @@ __device__ void transform(float* x, int n) {
   for (int i = warp_lane; i < n; i += 32) x[i] *= scale;
 }
 
-/// A vector for each warp.
+/// A warp transforms a vector of any length, in blocks that are powers of two.
 template <class T>
 __global__ void __launch_bounds__(kWarps * 32)
     turn_vectors(const __grid_constant__ Parts parts, int dim) {

@@ -5,12 +5,12 @@
 
 namespace kvlm::cuda {
 
-/// A description that stays on the GPU for several steps.
+/// Launch arguments that stay on the GPU for several steps.
 class KeptBytes {
  public:
   explicit KeptBytes(Device device) : device_(device) {}
-  /// Copies bytes that were uploaded to where they stay. Memory is taken with a margin, so that a
-  /// batch that grows by a sequence at a time seldom takes any.
+  /// Copies uploaded bytes to memory of its own, allocated with a margin, so that a growing batch
+  /// seldom reallocates.
   const std::byte* place(const std::byte* uploaded, size_t bytes, Stream& stream) {
     if (memory_.bytes() < bytes) {
       memory_ = Buffer();

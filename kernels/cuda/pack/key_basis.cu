@@ -13,18 +13,20 @@ namespace kvlm::cuda {
 
 namespace {
 
-// A block makes kTile rows of kTile channels from tiles of rows and matrix, kDepth channels deep; a
-// thread makes a few rows of a few channels.
+// Keys and queries times the matrix of a KeyBasis, with sums in the CPU's order. change_rows
+// computes kTile x kTile outputs per thread block, from tiles of kDepth channels in shared memory.
+// change_few_rows is for up to kFewRows rows, the queries of a step. Spectra may use cuFFT instead
+// (fourier_basis.cu).
 constexpr int kTile = 32;
 constexpr int kDepth = 64;
-constexpr int kPitch = kDepth + 4;  // neighbouring rows begin in other banks
+constexpr int kPitch = kDepth + 4;  // adjacent rows begin in different banks
 constexpr int kColumns = 2;         // channels of a thread
 constexpr int kRows = 4;
 constexpr int kAcross = kTile / kColumns;
 constexpr int kThreads = kAcross * kTile / kRows;
 static_assert(kDepth % 8 == 0);
 
-/// Dot products of a thread, each in eight sums side by side, added as on the CPU.
+/// Dot products of a thread, each as eight interleaved sums, added as on the CPU.
 struct Products {
   float sum[kRows][kColumns][8] = {};
   float rest[kRows][kColumns] = {};
@@ -33,8 +35,8 @@ struct Products {
     const float(&s)[8] = sum[r][c];
     return ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7])) + rest[r][c];
   }
-  /// Adds `depth` channels of the thread's first kLive rows; channels behind the last eight only
-  /// at the end.
+  /// Adds `depth` channels of the thread's first kLive rows, a multiple of 8 except in the last
+  /// tile.
   template <int kLive>
   __device__ void add(const float (&rows)[kTile][kPitch], const float (&weights)[kTile][kPitch],
                       int row, int column, int depth) {
@@ -74,8 +76,8 @@ struct Products {
   }
 };
 
-/// Block (job, rows, channels behind `first`). Channels before it are the first such block's. What
-/// was described, unless it is `fresh`, is read while earlier kernels still run: none writes it.
+/// Block (job, rows, channels from `first` on); channel block 0 also copies those before `first`.
+/// Unless `fresh`, jobs and matrix are read before earlier kernels end, since none writes them.
 __global__ void __launch_bounds__(kThreads)
     change_rows(const BasisRows* jobs, const uint16_t* lists, const float* matrix, int dim,
                 int first, bool back, bool fresh, int64_t moved) {
@@ -95,8 +97,8 @@ __global__ void __launch_bounds__(kThreads)
     }
   };
   load_weights(0);
-  // The model's channel of channel i of the basis is read or written. Those that a thread reads lie
-  // kDepth apart.
+  // From channel i of the basis to the model's channel, on the reading or the writing side. A
+  // thread reads channels that are kDepth apart.
   static_assert(kThreads % kDepth == 0);
   const auto source = [&](int i) { return back ? i : int{channels[i]}; };
   const auto target = [&](int i) { return back ? int{channels[i]} : i; };
@@ -150,14 +152,14 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The eight sums of a dot product are eight threads' where rows are few: the queries of a step. A
-// thread holds its part of a channel's weights before the rows are there.
+// Few rows: eight threads make the eight sums of a dot product. A thread loads its weights before
+// it waits for the rows.
 constexpr int kFewRows = 4;
 constexpr int kSums = 8;
 constexpr int kFewChannels = kThreads / kSums;  // of a block
-constexpr int kFewSteps = 16;                   // of a thread's channels together
+constexpr int kFewSteps = 16;                   // channels in a thread's registers
 
-/// As change_rows(), kFewRows rows and kFewChannels channels a block.
+/// change_rows() with kFewRows rows and kFewChannels channels per thread block.
 __global__ void __launch_bounds__(kThreads)
     change_few_rows(const BasisRows* jobs, const uint16_t* lists, const float* matrix, int dim,
                     int first, bool back, bool fresh, int64_t moved) {
@@ -217,7 +219,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (const int other : {4, 1, 2}) sum[r] += __shfl_xor_sync(~0u, sum[r], other);
     if (part > 0 || r >= count || made >= n) continue;
-    float rest = 0;  // of the channels behind the last eight
+    float rest = 0;  // of the channels after the last eight
     for (int j = whole; j < n; ++j) {
       rest += matrix[static_cast<int64_t>(made) * n + j] * from[r * dim + source(first + j)];
     }
@@ -228,7 +230,7 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int kEndWarps = 8;
 constexpr int kEndRows = 16;  // of a warp
 
-/// The ends of 32 channels of some rows of an array: block (array, channels, rows).
+/// Minimum and maximum of 32 channels over some rows: block (array, channels, rows).
 ///
 ///   ends  (parts, 2, arrays, dim)
 __global__ void __launch_bounds__(kEndWarps * 32)
@@ -264,7 +266,7 @@ __global__ void __launch_bounds__(kEndWarps * 32)
   to[size] = large;
 }
 
-/// Joins all parts in the first one: `size` smallest numbers and as many largest.
+/// Merges all parts into the first: `size` minima, then as many maxima.
 __global__ void join_ends(float* ends, int parts, int64_t size) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= 2 * size) return;
@@ -276,11 +278,11 @@ __global__ void join_ends(float* ends, int parts, int64_t size) {
   ends[i] = end;
 }
 
-/// `fresh`: it has not run since it was described.
+/// `fresh`: first launch since the upload.
 void launch(const BasisLaunch& l, bool fresh, int64_t moved, Stream& stream) {
   if (l.most == 0) return;
   const int first = l.matrix == nullptr ? l.dim : l.first;
-  // Many jobs fill the GPU as they are.
+  // Many jobs fill the GPU anyway.
   const bool few =
       l.most <= kFewRows && static_cast<int>(l.count) <= stream.queue().multiprocessors();
   const dim3 grid(l.count, static_cast<unsigned>(ceil_div(l.most, few ? kFewRows : kTile)),
@@ -306,7 +308,7 @@ BasisLaunch describe_jobs(const KeyBasis& basis, BasisChange change, std::span<c
   made.back = change == BasisChange::kBack;
   for (const BasisJob& job : jobs) {
     const size_t last = lists.size() - std::min(lists.size(), dim);
-    // Heads of a layer often have one order in common.
+    // KV heads of a layer often share an order.
     if (lists.empty() || !std::equal(job.channels, job.channels + dim,
                                      lists.begin() + static_cast<std::ptrdiff_t>(last))) {
       lists.insert(lists.end(), job.channels, job.channels + dim);
@@ -377,7 +379,7 @@ struct BasisBatch::State {
   explicit State(Device device) : kept(device) {}
   cuda::KeptBytes kept;
   cuda::BasisLaunch launch;
-  bool fresh = false;  // not run since it was described
+  bool fresh = false;  // not launched since the upload
   const float* from = nullptr;
 };
 

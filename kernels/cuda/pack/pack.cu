@@ -5,9 +5,11 @@
 #include "kernels/cuda/pack/pack.h"
 #include "kernels/cuda/pack/pack_rows.cuh"
 
-// Compiled without fused multiply-adds: codes must equal the CPU's. Groups of a channel, or of a
-// head, are cut into parts of rows, so that a few long ones fill a GPU; what a part's elements come
-// to depends on nothing but the part, so that a job gives the same whatever else is packed with it.
+// Quantizes prompts, and windows that pack_windows.cu does not take. Scales per token: one warp per
+// token (pack_tokens). Scales per channel or head: parts of rows, so that a few long groups fill a
+// GPU, are reduced by one launch and coded by the next (pack_channels). Quantiles take a radix
+// search (count_digits). Sums of a part depend on that part alone, so results do not depend on the
+// batch. Compiled without fused multiply-adds: codes must equal the CPU's.
 namespace kvlm::cuda {
 
 using namespace packing;
@@ -26,18 +28,18 @@ struct DeviceJob {
   std::byte* zeros;
   int rows;
   int64_t first_part;  // of all jobs' parts
-  int ranged_with;     // the first of the jobs that share its range: itself, unless it joins them
+  int ranged_with;     // first job with the same range: itself, or an earlier one (joins_last)
 };
 
 // ------------------------------------------------------------------------------ groups of channels
 
-/// What elements come to: the smallest and the largest of them, or two sums.
+/// Reduction of elements: the smallest and the largest, or two sums.
 struct Pair {
   double a;
   double b;
 };
 
-/// Of no elements.
+/// Reduction of no elements.
 __device__ Pair nothing(bool ends) { return ends ? Pair{INFINITY, -INFINITY} : Pair{0, 0}; }
 
 __device__ Pair joined(const Pair& x, const Pair& y, bool ends) {
@@ -45,7 +47,7 @@ __device__ Pair joined(const Pair& x, const Pair& y, bool ends) {
   return {x.a + y.a, x.b + y.b};
 }
 
-/// Joins the pairs of every lane over the warps.
+/// Reduces the pairs of each warp lane over the warps.
 __device__ Pair block_joined(const Pair& mine, bool ends) {
   __shared__ Pair of_warps[kWarps][32];
   __syncthreads();
@@ -57,7 +59,7 @@ __device__ Pair block_joined(const Pair& mine, bool ends) {
   return all;
 }
 
-/// The ends of elements, or the sum of their magnitudes; NaN is passed over.
+/// The smallest and largest element, or the sum of magnitudes; NaN is skipped.
 __device__ Pair pair_of(const float (&x)[kHeld], bool ends) {
   if (ends) {
     float low = INFINITY;
@@ -75,7 +77,7 @@ __device__ Pair pair_of(const float (&x)[kHeld], bool ends) {
   return {sum, 0};
 }
 
-/// Neighbouring channels of a section, one for each thread of a warp, whose codes take whole bytes.
+/// Adjacent channels of a section, one per warp lane, whose codes fill whole bytes.
 struct Strip {
   int section;
   int first;     // of all channels
@@ -104,7 +106,7 @@ __device__ const PackRule& rule_of(const PackedFormat& format, const Rules& rule
   return rules.rule[channel < format.section[0].channels ? 0 : 1];
 }
 
-/// Whether the ends of groups that are not of a row are searched for.
+/// Whether ranges of groups over several tokens need the quantile search.
 VLM_HD inline bool has_quantiles(ScaleAxis axis, const PackRule& rule) {
   return axis == ScaleAxis::kHead ||
          (axis == ScaleAxis::kChannel && rule.rule == CodeRule::kAffine && rule.alpha != 0);
@@ -114,21 +116,20 @@ VLM_HD inline bool scales_beyond(const PackRule& rule) {
   return rule.rule == CodeRule::kTernary && rule.ternary_scale == TernaryScale::kNonZero;
 }
 
-/// What is done to a part of a strip.
+/// Work on a part of a strip.
 enum class Step : uint8_t {
-  kWhole,  ///< everything: jobs are a part each
-  kPairs,  ///< it is joined to a pair
-  kCodes,  ///< it is coded by the pairs of all parts
+  kWhole,  ///< everything: each job is one part
+  kPairs,  ///< reduces it to a pair
+  kCodes,  ///< codes it by the pairs of all parts
 };
 
 /// Pairs of the parts of jobs, (parts, channels).
 struct Pairs {
-  Pair* ends;    // joined over a group, in its first part, where quantiles are its ends
+  Pair* ends;    // of each part; with quantiles, of the group, at its first part
   Pair* beyond;  // of ternary codes that are not 0: their magnitudes and how many
 };
 
-/// Block (strip, part, job), of as many warps as the longest part has rows for: those that a
-/// shorter one lacks change nothing.
+/// Block (strip, part, job), with warps for the longest part. Surplus warps do not change results.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4)
     pack_channels(const DeviceJob* jobs, const __grid_constant__ PackedFormat format,
@@ -147,7 +148,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const bool ends = rule.rule == CodeRule::kAffine;
   const bool quantiles = has_quantiles(format.axis, rule);
   const bool of_head = format.axis == ScaleAxis::kHead;
-  // A thread without a channel computes what the last one that has one does, and stores nothing.
+  // A thread without a channel repeats the last channel and stores nothing.
   const int channel = strip.first + min(warp_lane, strip.channels - 1);
   const bool stores = warp == 0 && warp_lane < strip.channels;
   const int64_t pair_at = job.first_part * width + (of_head ? 0 : channel);
@@ -187,7 +188,7 @@ __global__ void __launch_bounds__(kThreads, 4)
       const AffineRange range =
           quantize::affine_range(low, high, max_code(section.code), rule.kappa);
       if (stores_scale) {
-        // Zero points of affine sections lie side by side.
+        // Zero points are stored for affine sections only, contiguously.
         const bool skips = strip.section == 1 && rules.rule[0].rule != CodeRule::kAffine;
         const auto skipped = static_cast<size_t>(skips ? format.section[0].channels : 0);
         store_range(range, rule, format.meta, job.scales, at, job.zeros, at - skipped);
@@ -245,8 +246,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-/// Scales that are means of the ternary codes that are not 0, from all parts: a thread each. Block
-/// (channels, job).
+/// TernaryScale::kNonZero: means over all parts, one thread per channel. Block (channels, job).
 __global__ void store_means(const DeviceJob* jobs, const __grid_constant__ PackedFormat format,
                             const __grid_constant__ Rules rules, Pairs pairs) {
   const DeviceJob job = jobs[blockIdx.y];
@@ -263,20 +263,20 @@ __global__ void store_means(const DeviceJob* jobs, const __grid_constant__ Packe
 
 // --------------------------------------------------------------------- quantiles of channels
 
-// Ranked numbers are found digit by digit, highest first: a launch counts the digits of the numbers
-// that begin like a target, over any number of blocks, and the next one goes on from the counts.
+// Radix search, 8 bits per pass, highest first: a launch counts the next digit of all numbers with
+// a target's prefix, over any number of blocks; the next launch extends the prefix.
 constexpr int kTargets = 4;   // the numbers below and above both quantiles
 constexpr int kDigits = 256;  // of a byte
 constexpr int kPasses = 4;
-constexpr int kColumns = kWarps;   // of a block, whose warps go on with one each
+constexpr int kColumns = kWarps;   // of a block, one per warp in go_on()
 constexpr int kColumnRows = 1024;  // of a block
 
 struct Search {
-  uint32_t prefix[kTargets];  // as far as it is known, zeros behind it
-  uint32_t rank[kTargets];    // among the numbers that begin like it
+  uint32_t prefix[kTargets];  // digits found so far, then zeros
+  uint32_t rank[kTargets];    // among the numbers with this prefix
   uint32_t numbers;           // of the group
 
-  /// The first target that begins like this one: its digits count for both.
+  /// The first target with the same prefix, whose counts both use.
   __device__ int like(int target) const {
     int first = 0;
     while (prefix[first] != prefix[target]) ++first;
@@ -290,7 +290,7 @@ struct Searches {
   unsigned* counts;  // (groups, kPasses, kTargets, kDigits)
 };
 
-/// Makes the state before `pass` of that before the last one and its counts, by a warp.
+/// Advances the state to before `pass`, by the counts of the last pass. By a warp.
 __device__ void go_on(Search& search, const Searches& searches, int64_t group, int pass,
                       float alpha) {
   const int warp_lane = warp_lane_id();
@@ -314,7 +314,7 @@ __device__ void go_on(Search& search, const Searches& searches, int64_t group, i
     const unsigned* from = counts + search.like(t) * kDigits + warp_lane * (kDigits / 32);
     unsigned sum = 0;
     for (int i = 0; i < kDigits / 32; ++i) sum += bins[i] = from[i];
-    unsigned end = sum;  // with those of lower lanes
+    unsigned end = sum;  // with those of lower warp lanes
     for (int offset = 1; offset < 32; offset *= 2) {
       const unsigned lower = __shfl_up_sync(kAll, end, offset);
       if (warp_lane >= offset) end += lower;
@@ -337,7 +337,7 @@ __device__ void go_on(Search& search, const Searches& searches, int64_t group, i
   __syncwarp();
 }
 
-/// Counts digits number `pass`. Block (columns, rows, job). The elements of a head are as good as
+/// Counts digits number `pass`. Block (columns, rows, job). With kHead, all elements are read as
 /// rows of kColumns.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -382,7 +382,7 @@ __global__ void __launch_bounds__(kThreads)
   const int shift = 24 - 8 * pass;
   const uint32_t mask = pass == 0 ? 0 : kAll << (shift + 8);
   constexpr int kStep = kThreads / kColumns;
-  constexpr int kAhead = 8;  // numbers on their way to a thread
+  constexpr int kAhead = 8;  // loads of a thread in flight
   const int64_t end = min(begin + kColumnRows, ceil_div(elements, stride));
   for (int64_t row = begin + static_cast<int>(threadIdx.x) / kColumns; row < end;
        row += kStep * kAhead) {
@@ -418,7 +418,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Quantiles of the numbers that were found, a warp for each group. Block (groups, job).
+/// Quantiles from the numbers found, one warp per group. Block (groups, job).
 __global__ void __launch_bounds__(kThreads)
     make_quantiles(const DeviceJob* jobs, const __grid_constant__ PackedFormat format,
                    const __grid_constant__ Rules rules, Searches searches, Pairs pairs) {
@@ -446,9 +446,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 constexpr int kRowWarps = 4;
-constexpr int kWarpRows = 8;  // of a job at least, as far as it has them
+constexpr int kWarpRows = 8;  // per warp of the longest job
 
-/// Rows with scales of their own, by a warp one after the other. Block (rows, job).
+/// Scales per token; a warp packs one token after the other. Block (rows, job).
 template <class T>
 __global__ void __launch_bounds__(kRowWarps * 32)
     pack_tokens(const DeviceJob* jobs, const __grid_constant__ PackedFormat format,
@@ -476,14 +476,14 @@ __global__ void __launch_bounds__(kRowWarps * 32)
     __syncwarp();
     pack_token(x, format, rules.rule[0], job.scales, job.zeros, static_cast<size_t>(row),
                job.codes);
-    __syncwarp();  // the next row takes its place
+    __syncwarp();  // the next row overwrites x
   }
 }
 
 constexpr int64_t kJobs = 32768;         // of one launch
 constexpr int64_t kSearchGroups = 1024;  // of one launch: 16 KiB of counts each
 
-/// Jobs as the GPU finds them.
+/// Uploaded jobs.
 struct PackLaunch {
   const DeviceJob* jobs;
   unsigned count;
@@ -508,7 +508,7 @@ PackLaunch describe_jobs(std::span<const PackJob> jobs, Stream& stream) {
   return launch;
 }
 
-/// Groups of a job that are channels, or the only one.
+/// Groups of a job: its channels, or one for the whole head.
 int64_t channel_groups(const PackedFormat& format) {
   return format.axis == ScaleAxis::kHead ? 1 : format.channels();
 }
@@ -536,7 +536,7 @@ void find_quantiles(const PackedFormat& format, const Rules& rules, const PackLa
       launch.jobs, format, rules, searches, pairs);
 }
 
-/// Groups of channels or heads.
+/// Packs with scales per channel or head.
 template <class T>
 void pack_groups(const PackedFormat& format, const Rules& rules, bool quantiles,
                  const PackLaunch& launch, Stream& stream) {

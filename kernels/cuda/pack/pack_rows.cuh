@@ -7,8 +7,8 @@
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/quantize.h"
 
-// How one row, or the range of one group, becomes codes: what pack.cu and pack_windows.cu share.
-// Both are compiled without fused multiply-adds, so that codes equal the CPU's.
+// Quantizes one token or the range of one group, for pack.cu and pack_windows.cu. Both are compiled
+// without fused multiply-adds, so that codes equal the CPU's.
 namespace kvlm::cuda::packing {
 
 using quantize::AffineMeta;
@@ -34,11 +34,11 @@ __device__ inline float number_of(uint32_t order) {
   return __uint_as_float(order & 0x80000000u ? order & 0x7fffffffu : ~order);
 }
 
-/// Where a quantile lies among `numbers` sorted ones.
+/// Rank of a quantile among `numbers` sorted numbers.
 struct QuantileRank {
   uint32_t below;
   uint32_t above;
-  double part;  // of the way between them
+  double part;  // interpolation weight of `above`
 
   __device__ QuantileRank(uint32_t numbers, float alpha) {
     const double at = static_cast<double>(numbers - 1) * static_cast<double>(alpha);
@@ -46,7 +46,7 @@ struct QuantileRank {
     above = min(below + 1, numbers - 1);
     part = at - static_cast<double>(below);
   }
-  /// From the numbers at both places.
+  /// The quantile, from the numbers at both ranks.
   __device__ float between(float low, float high) const {
     return above == below ? low : low + static_cast<float>(part) * (high - low);
   }
@@ -62,7 +62,7 @@ __device__ inline void store_range(const AffineRange& range, const PackRule& rul
 
 // --------------------------------------------------------------------------------- groups of a row
 
-/// Elements of a group, and the lanes of a warp that share them: neighbours, a power of two.
+/// Elements of a group, and the adjacent warp lanes (`lanes`, a power of two) that share them.
 struct RowGroup {
   const float* x;
   int count;
@@ -79,7 +79,7 @@ struct RowGroup {
   }
 };
 
-/// Number `rank` of the sorted elements, from 0: bit by bit, highest first.
+/// Element `rank` in sorted order, from 0: found bit by bit, highest first.
 __device__ inline float ranked(const RowGroup& group, uint32_t rank) {
   uint32_t found = 0;
   for (int bit = 31; bit >= 0; --bit) {
@@ -120,7 +120,7 @@ __device__ inline AffineRange range_of(const RowGroup& group, const PackRule& ru
                : quantize::affine_range(low, high, levels, rule.kappa);
 }
 
-/// The digits of a group, and its scale.
+/// Writes the ternary digits of a group; returns its scale.
 __device__ inline float code_ternary(const RowGroup& group, const PackRule& rule, uint8_t* codes) {
   const auto add = [](double a, double b) { return a + b; };
   double sum = 0;
@@ -144,7 +144,7 @@ __device__ inline float code_ternary(const RowGroup& group, const PackRule& rule
   return count == 0 ? 0 : static_cast<float>(beyond / count);
 }
 
-/// The codes of a group by a codebook, and its scale.
+/// Writes the codebook codes of a group; returns its scale.
 __device__ inline float code_by_codebook(const RowGroup& group, CodeFormat code, uint8_t* codes) {
   float most = 0;
   for (int i = group.warp_lane; i < group.count; i += group.lanes) {
@@ -159,19 +159,19 @@ __device__ inline float code_by_codebook(const RowGroup& group, CodeFormat code,
   return scale;
 }
 
-/// Bytes that a warp needs for a row: its floats, and a byte for each code.
+/// Bytes of a warp's workspace: a token's floats, and a byte for each code.
 constexpr size_t row_room(int channels) {
   return (static_cast<size_t>(channels) * (sizeof(float) + 1) + 15) / 16 * 16;
 }
 
-/// Packs row number `at` of a block, that lies in a warp's room, with scales of its own.
+/// Packs token `at` of a block from a warp's workspace, with scales per token.
 __device__ inline void pack_token(float* x, const PackedFormat& format, const PackRule& rule,
                                   std::byte* scales, std::byte* zeros, size_t at, uint8_t* to) {
   const PackedSection& section = format.section[0];
   const int channels = section.channels;
   const int groups = format.groups();
   auto* codes = reinterpret_cast<uint8_t*>(x + channels);
-  int lanes = 32;  // of a group, all groups side by side if they can be
+  int lanes = 32;  // warp lanes of a group; all groups at once if they fit
   while (lanes > 1 && lanes * groups > 32) lanes /= 2;
   for (int done = 0; done < groups; done += 32 / lanes) {
     const int index = done + warp_lane_id() / lanes;
@@ -203,8 +203,8 @@ __device__ inline void pack_token(float* x, const PackedFormat& format, const Pa
 
 constexpr int kShortRow = 128;  // channels
 
-/// Rows that a warp packs in registers, 4 neighbouring channels a thread: of kShortRow channels in
-/// groups of 32 or in one, whose ends are their range, in codes of 2, 4 or 8 bits.
+/// Whether a warp can pack a token in registers, 4 adjacent channels per thread: kShortRow channels
+/// in groups of 32 or in one, min-max ranges, codes of 2, 4 or 8 bits.
 VLM_HD inline bool is_short_row(const PackedFormat& format, const PackRule& rule) {
   const CodeFormat code = format.section[0].code;
   return format.channels() == kShortRow && rule.alpha == 0 &&
@@ -212,12 +212,12 @@ VLM_HD inline bool is_short_row(const PackedFormat& format, const PackRule& rule
          (code == CodeFormat::kBits2 || code == CodeFormat::kBits4 || code == CodeFormat::kBits8);
 }
 
-/// The same as pack_token() of a short row, of which each thread has its channels.
+/// pack_token() of a short row, from registers.
 __device__ inline void pack_short_row(const float (&x)[4], const PackedFormat& format,
                                       const PackRule& rule, std::byte* scales, std::byte* zeros,
                                       size_t at, uint8_t* to) {
   const int lane = warp_lane_id();
-  const int lanes = format.group_size == 32 ? 8 : 32;  // of a group
+  const int lanes = format.group_size == 32 ? 8 : 32;  // warp lanes of a group
   const int bits = code_bits(format.section[0].code);
   float low = INFINITY;
   float high = -INFINITY;

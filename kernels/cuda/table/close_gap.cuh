@@ -2,9 +2,10 @@
 
 #include "kernels/cuda/table/table_args.cuh"
 
+// Removes one row from a ring in place: for drop_rows.cu, placed_drops.cu and row_moves.cu.
 namespace kvlm::cuda::packed {
 
-/// Waits for the other threads of a block of `kThreads`, or of a warp.
+/// Synchronises a block of `kThreads`, or a warp.
 template <int kThreads>
 __device__ void sync_threads() {
   if constexpr (kThreads == 32) {
@@ -14,12 +15,12 @@ __device__ void sync_threads() {
   }
 }
 
-/// Closes the gap that row `gap` leaves in a ring of rows of `width` units: the fewer rows move by
-/// one place, a tile of units after the other, read before any is written. By a block of
-/// `kThreads`, or by a warp.
+/// Closes the gap that row `gap` leaves in a ring of rows of `width` units: the rows before it
+/// (from_front) or after it move by one. Units move tile by tile; a tile is read before it is
+/// written. By a block of `kThreads`, or by a warp.
 template <int kThreads, class Tail, class Unit>
 __device__ void close_gap(const Tail& tail, Unit* ring, int width, int gap, bool from_front) {
-  constexpr int kUnitsHeld = 8;  // of a thread, on their way
+  constexpr int kUnitsHeld = 8;  // in a thread's registers
   const int moved = (from_front ? gap : tail.full - 1 - gap) * width;
   const auto place = [&](int unit) -> Unit& {
     const int row = from_front ? gap - unit / width : gap + unit / width;
@@ -43,7 +44,7 @@ __device__ void close_gap(const Tail& tail, Unit* ring, int width, int gap, bool
   }
 }
 
-/// The same of the ring's own rows.
+/// The same for the keys or values of a ring.
 template <int kThreads>
 __device__ void close_gap_of_rows(const DeviceTail& tail, int gap, bool from_front, int row_bytes) {
   if ((row_bytes | static_cast<int64_t>(reinterpret_cast<uintptr_t>(tail.ring))) % 16 == 0) {

@@ -1,7 +1,11 @@
-// The host's part of a DecodeTable. It says once what a sequence holds (SlotDraft) and sends it to
-// the sequence's place; count_rows.cu then counts on the GPU, at the begin of every step, the row
-// that each lane gains and the rows that the last step has packed. Attention (attend_layer.cu)
-// reads the runs; row_pieces.cu serves layers that pack nothing and the full rows behind pictures.
+// Host side of DecodeTable: owns the GPU memory and launches the kernels. A sequence's entries are
+// built once (slot_draft.cu) and uploaded. Then a step is count_rows.cu, attention
+// (attend_layer.cu) in every layer, pack_windows.cu, and eviction:
+//
+// - drop_rows.cu: unpacked tokens, by a slot that the host names or by score;
+// - weigh_rows.cu: unpacked tokens, by attention weight. In every layer before, it merges the
+//   states of splits and accumulates the weights;
+// - placed_drops.cu: packed tokens too, in place.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -13,8 +17,8 @@
 
 #include "kernels/base/buffer.h"
 #include "kernels/cuda/attend/attend_layer.h"
+#include "kernels/cuda/attend/image_choice.h"
 #include "kernels/cuda/attend/launch_bounds.h"
-#include "kernels/cuda/attend/picture_choice.h"
 #include "kernels/cuda/table/count_rows.h"
 #include "kernels/cuda/table/drop_rows.h"
 #include "kernels/cuda/table/pack_windows.h"
@@ -31,24 +35,23 @@ namespace {
 using namespace cuda;
 using namespace cuda::packed;
 
-/// Drafts of a table, at most, and what they may take together: pinned memory of the host, each as
-/// much as a slot takes on the GPU. One there always is.
+/// Limits of drafts, which are pinned memory as large as a slot on the GPU; at least one is made.
 constexpr int kMostDrafts = 32;
 constexpr size_t kDraftBytes = size_t{64} << 20;
 
-/// A number that no table has given.
+/// A number that no table has used.
 uint64_t new_version() {
   static std::atomic<uint64_t> last{uint64_t{1} << 63};
   return ++last;
 }
 
-/// Layers whose windows are packed alike.
+/// Layers whose windows are packed by one launch.
 struct ClassOfLayers {
   WindowClass window;
   std::vector<int> layers;
 };
 
-/// By what first rows turn, as often as they may: TableArgs::waves.
+/// TableArgs::waves: rotations of the sinks by 0 to `turns` positions.
 Buffer waves_of(std::span<const float> frequencies, int turns, Device device) {
   const size_t of_turn = 2 * frequencies.size();
   std::vector<double> found(of_turn * static_cast<size_t>(turns + 1));
@@ -61,7 +64,7 @@ Buffer waves_of(std::span<const float> frequencies, int turns, Device device) {
   return waves;
 }
 
-/// What kernels have to know of windows, (layers, 2).
+/// (layers, 2) windows for the kernels.
 std::vector<DeviceWindow> sizes_of(std::span<const std::array<RowWindow, 2>> windows) {
   std::vector<DeviceWindow> sizes;
   for (const std::array<RowWindow, 2>& layer : windows) {
@@ -70,20 +73,20 @@ std::vector<DeviceWindow> sizes_of(std::span<const std::array<RowWindow, 2>> win
   return sizes;
 }
 
-/// (layers,) so many layers, from each on, drop the same row; 0: with another.
+/// TableArgs::together, (layers,).
 std::vector<int> dropping_together(std::span<const int> drops_with, size_t layers) {
   std::vector<int> counts(layers, drops_with.empty() ? 1 : 0);
   for (const int first : drops_with) ++counts[static_cast<size_t>(first)];
   return counts;
 }
 
-/// Takes other memory for a buffer, which gives back what it has first.
+/// Reallocates a buffer, and frees its old memory first.
 void take(Buffer& buffer, Device device, size_t bytes) {
   buffer = Buffer();
   buffer = Buffer(device, bytes);
 }
 
-/// Sends the first `count` entries of something that a draft says of its slot.
+/// Uploads the first `count` entries of a draft's array to its slot.
 template <class T>
 void send_some(const SlotDraft& draft, std::span<T> from, int count, Buffer& to, Stream& stream) {
   if (count == 0) return;
@@ -96,7 +99,7 @@ void send_all(const SlotDraft& draft, std::span<T> from, Buffer& to, Stream& str
   send_some(draft, from, static_cast<int>(from.size()), to, stream);
 }
 
-/// `count` numbers from number `at` on, whichever stream fed the GPU.
+/// Reads `count` numbers from number `at` on, after all streams.
 template <class T>
 std::vector<T> read_back(const Buffer& from, size_t at, size_t count, const char* op) {
   std::vector<T> numbers(count);
@@ -105,7 +108,7 @@ std::vector<T> read_back(const Buffer& from, size_t at, size_t count, const char
   return numbers;
 }
 
-/// Says how the rows of lanes' sides lie.
+/// Converts the counters of each side of each KV head.
 void take_sides(std::span<const DeviceTail> tails, PlacedCopy& copy) {
   copy.sides.clear();
   copy.held.clear();
@@ -115,11 +118,11 @@ void take_sides(std::span<const DeviceTail> tails, PlacedCopy& copy) {
   }
 }
 
-/// The sizes that are the same at every step.
+/// Sets the sizes that are the same in every step.
 void take_sizes(const DraftPlan& plan, TableArgs& args) {
   args.layers = plan.shape.layers;
-  args.heads = plan.shape.kv_heads;
-  args.side_runs = plan.side_runs();
+  args.kv_heads = plan.shape.kv_heads;
+  args.side_segments = plan.side_segments();
   args.q_per_kv = plan.shape.q_per_kv;
   args.head_dim = plan.shape.head_dim;
   args.remaps = plan.shape.remaps;
@@ -137,42 +140,42 @@ struct DecodeTable::State {
   Device device;
   LaunchBounds bounds;
   std::vector<uint64_t> versions;  // by rows of a step
-  bool counted = false;            // in this step, and no rows have been stored since
+  bool counted = false;            // start() was called, and nothing stored since
   std::vector<TableRow> step;
 
   // (slots, layers, kv_heads, ...)
-  Buffer lanes, runs, tails, remaps, blocks, words;
-  // (layers, 2) windows; layers by class; (layers,) slopes that were clamped
+  Buffer heads, segments, tails, remaps, blocks, words;
+  // (layers, 2) windows; layers by class; (layers,) TableArgs::together; (layers,) clamped slopes
   Buffer device_windows, class_layers, together, clamped;
   Buffer device_formats, device_step, scores, ranges, evicted;
   Buffer weighed, came;
-  Buffer value_at, key_at, live, fixed, place_weights, gained_bytes;  // where packed rows may go
+  Buffer value_at, key_at, live, fixed, place_weights, gained_bytes;  // of in-place eviction
   Buffer row_bits;
-  Buffer row_scores;  // (slots, layers, kv_heads, weighed_rows), if rows are scored
+  Buffer row_scores;  // (slots, layers, kv_heads, weighed_rows), if tokens are scored
   Buffer turned, waves;
-  Buffer pieces;      // (layers, rows of the step, kv_heads)
-  int row_parts = 0;  // of such a lane, at most
+  Buffer row_splits;  // (layers, rows of the step, kv_heads)
+  int row_parts = 0;  // of one of them, at most
 
   DraftPlan plan;
   FormatList formats;
   size_t sent_formats = 0;
   std::vector<std::unique_ptr<SlotDraft>> drafts;
-  std::vector<uint8_t> is_placed;  // (slots,) whose lanes are
-  bool weighs_slots = false;       // some lane is WeighedRows::by_slots
-  bool turns;                      // kept keys do
+  std::vector<uint8_t> is_placed;  // (slots,) TableHead::placed
+  bool weighs_slots = false;       // some KV head is WeighedRows::by_slots
+  bool turns;                      // sinks are rotated
 
-  /// Slots of a lane, at most: where packed rows may go, empty places among them.
+  /// Slots of a KV head, at most; with in-place eviction, empty places included.
   int longest() const { return std::max(plan.load.longest, plan.load.weighed_rows); }
-  int lanes_of_step() const { return static_cast<int>(step.size()) * plan.shape.kv_heads; }
+  int heads_of_step() const { return static_cast<int>(step.size()) * plan.shape.kv_heads; }
   bool holds_rows_alone(int layer) const;
-  /// Slots of a lane whose rows have weights, at most.
+  /// Slots of a KV head with weights, at most.
   int weighed_slots() const {
     return weighs_slots || plan.shape.drops_packed ? longest() : plan.load.weighed_rows;
   }
   bool any_layer(bool rows_alone) const;
-  bool may_hold_pictures() const;
+  bool may_hold_images() const;
   void note_ring(int rows);
-  PieceLaunch rows_of(int layer, const float* q, float scale);
+  RowSplitLaunch rows_of(int layer, const float* q, float scale);
   void class_layers_of(size_t side);
   void place_slots();
   void place_drafted(size_t slots);
@@ -210,16 +213,16 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
   copy_now(together.data(), counts.data(), together.bytes());
 }
 
-/// Whether a layer has unpacked tokens alone, in a shape that row_pieces.cu reads at full speed.
+/// Whether a layer has unpacked tokens alone, in a shape that row_splits.cu reads at full speed.
 bool DecodeTable::State::holds_rows_alone(int layer) const {
   const std::array<RowWindow, 2>& of = windows[static_cast<size_t>(layer)];
-  const bool no_runs = plan.load.fixed_runs == 0 ||
-                       (!rows_alone.empty() && rows_alone[static_cast<size_t>(layer)] != 0);
-  return no_runs && plan.shape.remaps == 0 && of[0].format == nullptr && of[1].format == nullptr &&
-         reads_by_16(plan.shape.head_dim, plan.shape.rows);
+  const bool no_segments = plan.load.fixed_segments == 0 ||
+                           (!rows_alone.empty() && rows_alone[static_cast<size_t>(layer)] != 0);
+  return no_segments && plan.shape.remaps == 0 && of[0].format == nullptr &&
+         of[1].format == nullptr && reads_by_16(plan.shape.head_dim, plan.shape.rows);
 }
 
-/// Some layer does, or does not.
+/// Whether holds_rows_alone() equals `rows_alone` for some layer.
 bool DecodeTable::State::any_layer(bool rows_alone) const {
   bool any = false;
   for (int layer = 0; layer < plan.shape.layers; ++layer)
@@ -227,13 +230,13 @@ bool DecodeTable::State::any_layer(bool rows_alone) const {
   return any;
 }
 
-/// Some lanes may be such as picture_lanes.cu serves.
-bool DecodeTable::State::may_hold_pictures() const {
-  return plan.load.fixed_runs > 0 && plan.shape.weights == RowWeights::kNone &&
+/// Whether image_block.cu may take some KV heads.
+bool DecodeTable::State::may_hold_images() const {
+  return plan.load.fixed_segments > 0 && plan.shape.weights == RowWeights::kNone &&
          plan.shape.rows == DType::kF16 && reads_by_16(plan.shape.head_dim, plan.shape.rows);
 }
 
-/// Makes room for the parts of a lane whose full rows are attended by row_pieces.cu.
+/// Notes the ring size of a KV head for row_splits.cu, whose launches grow with it.
 void DecodeTable::State::note_ring(int rows) {
   const int parts = most_parts(rows);
   if (parts <= row_parts) return;
@@ -241,7 +244,7 @@ void DecodeTable::State::note_ring(int rows) {
   bounds.changed = true;
 }
 
-/// Groups layers whose windows are packed alike, so that one launch serves them.
+/// Groups layers whose windows one launch can pack.
 void DecodeTable::State::class_layers_of(size_t side) {
   for (size_t layer = 0; layer < windows.size(); ++layer) {
     const RowWindow& window = windows[layer][side];
@@ -269,7 +272,7 @@ void DecodeTable::State::class_layers_of(size_t side) {
   }
 }
 
-/// Makes drafts for `load`, which point to nothing yet.
+/// Sizes the drafts for plan.load. The GPU arrays they point into are allocated later.
 void DecodeTable::State::plan_drafts() {
   plan.longest = longest();
   plan.rows_alone.clear();
@@ -277,8 +280,8 @@ void DecodeTable::State::plan_drafts() {
     plan.rows_alone.push_back(holds_rows_alone(layer) ? 1 : 0);
   }
   plan.bit_words = plan.shape.drops_packed ? PackedRowBits::words(plan.load.weighed_rows) : 0;
-  // Asked of the GPU here, where it is the thread's.
-  static_cast<void>(picture_limits());
+  // Both cache the GPU's limits; call them on this thread, whose current device is the GPU.
+  static_cast<void>(image_limits());
   static_cast<void>(most_shared_bytes());
   if (drafts.empty()) drafts.push_back(std::make_unique<SlotDraft>(plan, formats));
   drafts.front()->begin();
@@ -292,15 +295,15 @@ void DecodeTable::State::plan_drafts() {
   }
 }
 
-/// Takes memory for `load`, in which nothing is set.
+/// Allocates everything for plan.load; all slots are unset.
 void DecodeTable::State::place_slots() {
   const auto slots = static_cast<size_t>(plan.load.slots);
-  assert(2 * plan.side_runs() <= kMostRuns);
+  assert(2 * plan.side_segments() <= kMostSegments);
   bounds = LaunchBounds(plan.shape.layers);
   plan_drafts();
   place_drafted(slots);
   place_counted(slots);
-  // Where lanes find what lies apart.
+  // Arrays that KV heads point into:
   plan.words = reinterpret_cast<const uint64_t*>(words.data());
   plan.row_scores = reinterpret_cast<float*>(row_scores.data());
   plan.place_weights = reinterpret_cast<float*>(place_weights.data());
@@ -312,14 +315,14 @@ void DecodeTable::State::place_slots() {
   versions.assign(slots + 1, 0);
 }
 
-/// Takes memory for what drafts say of slots.
+/// Allocates what drafts upload.
 void DecodeTable::State::place_drafted(size_t slots) {
   const auto make = [&](Buffer& buffer, const auto& one) {
     take(buffer, device, slots * one.size_bytes());
   };
   const SlotDraft& one = *drafts.front();
-  make(lanes, one.lanes);
-  make(runs, one.runs);
+  make(heads, one.heads);
+  make(segments, one.segments);
   make(tails, one.tails);
   make(remaps, one.remaps);
   make(blocks, one.blocks);
@@ -333,50 +336,51 @@ void DecodeTable::State::place_drafted(size_t slots) {
   make(fixed, one.fixed);
 }
 
-/// Takes memory for what the GPU makes of them.
+/// Allocates what the GPU computes, and the step's inputs.
 void DecodeTable::State::place_counted(size_t slots) {
-  const size_t slot_lanes = slots * static_cast<size_t>(plan.lanes_of_slot());
+  const size_t slot_heads = slots * static_cast<size_t>(plan.heads_of_slot());
   if (turns) waves = waves_of(plan.shape.turned_by, plan.load.turns, device);
   if (plan.shape.drops_packed) {
-    take(live, device, slot_lanes * 2 * static_cast<size_t>(plan.load.blocks) * sizeof(int));
+    take(live, device, slot_heads * 2 * static_cast<size_t>(plan.load.blocks) * sizeof(int));
     take(place_weights, device, plan.compares() ? came.bytes() : 0);
     take(gained_bytes, device, slots * sizeof(int64_t));
-    take(row_bits, device, slot_lanes * static_cast<size_t>(plan.bit_words) * sizeof(uint32_t));
+    take(row_bits, device, slot_heads * static_cast<size_t>(plan.bit_words) * sizeof(uint32_t));
   }
   take(device_step, device, slots * sizeof(TableRow));
   take(evicted, device, slots * static_cast<size_t>(plan.shape.layers) * sizeof(int));
-  const auto heads = static_cast<size_t>(plan.shape.kv_heads * plan.shape.q_per_kv);
+  const auto kv_heads = static_cast<size_t>(plan.shape.kv_heads * plan.shape.q_per_kv);
   const bool keeps_scores = any_layer(/*rows_alone=*/false) || plan.weighs();
   take(scores, device,
-       keeps_scores ? slots * heads * static_cast<size_t>(longest()) * sizeof(float) : 0);
-  take(ranges, device, slots * heads * static_cast<size_t>(plan.shape.remaps) * sizeof(ScoreRange));
-  const bool rows_apart = any_layer(/*rows_alone=*/true) || may_hold_pictures();
-  take(pieces, device, rows_apart ? slot_lanes * sizeof(DevicePiece) : 0);
+       keeps_scores ? slots * kv_heads * static_cast<size_t>(longest()) * sizeof(float) : 0);
+  take(ranges, device,
+       slots * kv_heads * static_cast<size_t>(plan.shape.remaps) * sizeof(ScoreRange));
+  const bool rows_apart = any_layer(/*rows_alone=*/true) || may_hold_images();
+  take(row_splits, device, rows_apart ? slot_heads * sizeof(DeviceRowSplit) : 0);
 }
 
-/// Makes launches reach what was laid.
+/// Enlarges launches to cover a draft.
 void DecodeTable::State::note(SlotDraft& draft) {
   if (std::exchange(draft.bounds().changed, false)) bounds.take(draft.bounds());
-  assert(draft.ring_rows == 0 || pieces.bytes() > 0);
+  assert(draft.ring_rows == 0 || row_splits.bytes() > 0);
   note_ring(draft.ring_rows);
   if (draft.weighs_slots && !std::exchange(weighs_slots, true)) bounds.changed = true;
 }
 
-/// Sends a slot to its place.
+/// Uploads a draft to its slot.
 void DecodeTable::State::send(SlotDraft& draft, Stream& stream) {
   note(draft);
   if (formats.all().size() != sent_formats) send_formats(stream);
-  send_all(draft, draft.lanes, lanes, stream);
-  send_all(draft, draft.runs, runs, stream);
+  send_all(draft, draft.heads, heads, stream);
+  send_all(draft, draft.segments, segments, stream);
   send_all(draft, draft.tails, tails, stream);
   send_all(draft, draft.remaps, remaps, stream);
   send_some(draft, draft.blocks, draft.used_blocks, blocks, stream);
   send_some(draft, draft.words, draft.used_words, words, stream);
   send_all(draft, draft.weighed, weighed, stream);
   send_all(draft, draft.turned, turned, stream);
-  const bool placed = draft.lanes[0].placed;
+  const bool placed = draft.heads[0].placed;
   is_placed[static_cast<size_t>(draft.slot)] = placed ? 1 : 0;
-  if (!draft.weighed.empty() && draft.weighed[0].by_slots) return;  // the host drops its rows
+  if (!draft.weighed.empty() && draft.weighed[0].by_slots) return;  // the host evicts
   send_all(draft, draft.scores, row_scores, stream);
   if (placed) {
     send_placed(draft, stream);
@@ -385,7 +389,7 @@ void DecodeTable::State::send(SlotDraft& draft, Stream& stream) {
   }
 }
 
-/// What the GPU keeps of lanes that are placed beside that.
+/// Uploads the rest of placed KV heads, and completes them on the GPU.
 void DecodeTable::State::send_placed(SlotDraft& draft, Stream& stream) {
   if (draft.out_of_order) {
     send_all(draft, draft.came, came, stream);
@@ -396,7 +400,7 @@ void DecodeTable::State::send_placed(SlotDraft& draft, Stream& stream) {
   begin_places(table_args(), draft.slot, stream);
 }
 
-/// Takes the rows of a step, which may be those of the last one.
+/// Uploads the rows of a step unless they are those of the last one.
 void DecodeTable::State::take_step(std::span<const TableRow> rows, Stream& stream) {
   if (std::ranges::equal(step, rows)) return;
   step.assign(rows.begin(), rows.end());
@@ -404,7 +408,7 @@ void DecodeTable::State::take_step(std::span<const TableRow> rows, Stream& strea
     stream.queue().copy(device_step.data(), true, step.data(), false,
                         step.size() * sizeof(TableRow));
   } catch (...) {
-    step.clear();  // the GPU does not know these rows
+    step.clear();  // not uploaded
     throw;
   }
 }
@@ -415,14 +419,14 @@ void DecodeTable::State::send_formats(Stream& stream) {
   if (device_formats.bytes() < bytes) device_formats = Buffer(device, 2 * bytes);
   stream.queue().copy(device_formats.data(), true, all.data(), false, bytes);
   sent_formats = all.size();
-  bounds.changed = true;  // they may lie elsewhere
+  bounds.changed = true;  // their address may have changed
 }
 
 TableArgs DecodeTable::State::table_args() {
   TableArgs args{};
   args.step = reinterpret_cast<const TableRow*>(device_step.data());
-  args.lanes = reinterpret_cast<DeviceLane*>(lanes.data());
-  args.runs = reinterpret_cast<DeviceRun*>(runs.data());
+  args.heads = reinterpret_cast<DeviceHead*>(heads.data());
+  args.segments = reinterpret_cast<DeviceSegment*>(segments.data());
   args.tails = reinterpret_cast<DeviceTail*>(tails.data());
   args.windows = reinterpret_cast<const DeviceWindow*>(device_windows.data());
   args.formats = reinterpret_cast<const PackedFormat*>(device_formats.data());
@@ -440,13 +444,13 @@ TableArgs DecodeTable::State::table_args() {
   take_sizes(plan, args);
   args.rows = static_cast<int>(step.size());
   args.longest = longest();
-  if (pieces.bytes() == 0) return args;
-  args.pieces = reinterpret_cast<DevicePiece*>(pieces.data());
+  if (row_splits.bytes() == 0) return args;
+  args.row_splits = reinterpret_cast<DeviceRowSplit*>(row_splits.data());
   args.row_parts = row_parts;
   return args;
 }
 
-/// Where the kernels of rows that may go find what is kept of them.
+/// Sets what the kernels of weights and eviction read.
 void DecodeTable::State::point_weighed(TableArgs& args) {
   args.weighed = reinterpret_cast<DeviceWeighed*>(weighed.data());
   args.came = reinterpret_cast<int*>(came.data());
@@ -464,12 +468,12 @@ void DecodeTable::State::point_weighed(TableArgs& args) {
   args.fixed_blocks = plan.load.fixed_blocks;
 }
 
-/// The full rows of a layer that row_pieces.cu serves.
-PieceLaunch DecodeTable::State::rows_of(int layer, const float* q, float scale) {
+/// The unpacked tokens of a layer for row_splits.cu.
+RowSplitLaunch DecodeTable::State::rows_of(int layer, const float* q, float scale) {
   const TableArgs table = table_args();
-  PieceLaunch launch{};
-  launch.pieces = table.pieces + int64_t{layer} * lanes_of_step();
-  launch.count = static_cast<unsigned>(lanes_of_step());
+  RowSplitLaunch launch{};
+  launch.row_splits = table.row_splits + int64_t{layer} * heads_of_step();
+  launch.count = static_cast<unsigned>(heads_of_step());
   launch.parts = static_cast<unsigned>(table.row_parts);
   launch.q_per_kv = plan.shape.q_per_kv;
   launch.head_dim = plan.shape.head_dim;
@@ -484,8 +488,8 @@ PieceLaunch DecodeTable::State::rows_of(int layer, const float* q, float scale) 
 
 AttendArgs DecodeTable::State::attend_args(int layer, const float* q, float* out, float scale) {
   AttendArgs args{};
-  args.lanes = reinterpret_cast<const DeviceLane*>(lanes.data());
-  args.runs = reinterpret_cast<const DeviceRun*>(runs.data());
+  args.heads = reinterpret_cast<const DeviceHead*>(heads.data());
+  args.segments = reinterpret_cast<const DeviceSegment*>(segments.data());
   args.blocks = reinterpret_cast<const DeviceBlock*>(blocks.data());
   args.formats = reinterpret_cast<const PackedFormat*>(device_formats.data());
   args.remaps = reinterpret_cast<const ScoreRemap*>(remaps.data());
@@ -498,8 +502,8 @@ AttendArgs DecodeTable::State::attend_args(int layer, const float* q, float* out
   args.step = reinterpret_cast<const TableRow*>(device_step.data());
   args.layer = layer;
   args.layers = plan.shape.layers;
-  args.heads = plan.shape.kv_heads;
-  args.lane_runs = 2 * plan.side_runs();
+  args.kv_heads = plan.shape.kv_heads;
+  args.head_segments = 2 * plan.side_segments();
   args.ranges = reinterpret_cast<ScoreRange*>(ranges.data());
   args.most_remaps = plan.shape.remaps;
   args.score_stride = longest();
@@ -529,15 +533,15 @@ void DecodeTable::reserve(const TableLoad& load) {
   try {
     state_->place_slots();
   } catch (...) {
-    held = {};  // what was there is gone: the next call takes memory again
+    held = {};  // the old memory is freed: the next call allocates again
     state_->step.clear();
     throw;
   }
 }
 
-void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Stream& stream) {
+void DecodeTable::set(int slot, int layer, std::span<const TableHead> heads, Stream& stream) {
   if (layer == 0) await_drafts(1);
-  lay(0, slot, layer, lanes);
+  lay(0, slot, layer, heads);
   if (layer + 1 == state_->plan.shape.layers) send(0, stream);
 }
 
@@ -547,10 +551,10 @@ void DecodeTable::await_drafts(size_t count) const {
   for (size_t i = 0; i < count; ++i) state_->drafts[i]->wait();
 }
 
-void DecodeTable::lay(int draft, int slot, int layer, std::span<const TableLane> lanes) {
+void DecodeTable::lay(int draft, int slot, int layer, std::span<const TableHead> heads) {
   assert(slot < state_->plan.load.slots &&
-         lanes.size() == static_cast<size_t>(state_->plan.shape.kv_heads));
-  state_->drafts[static_cast<size_t>(draft)]->lay(slot, layer, lanes);
+         heads.size() == static_cast<size_t>(state_->plan.shape.kv_heads));
+  state_->drafts[static_cast<size_t>(draft)]->lay(slot, layer, heads);
 }
 
 void DecodeTable::send(int draft, Stream& stream) {
@@ -576,7 +580,7 @@ void DecodeTable::start(std::span<const TableRow> rows, Stream& stream) {
 void DecodeTable::store(int layer, const float* k, const float* v, Stream& stream) {
   State& state = *state_;
   if (state.step.empty()) return;
-  const bool waits = std::exchange(state.counted, false) || state.bounds.has_pictures(layer);
+  const bool waits = std::exchange(state.counted, false) || state.bounds.has_images(layer);
   store_new_rows(state.table_args(), layer, waits, k, v, stream);
 }
 
@@ -585,12 +589,12 @@ void DecodeTable::attend(int layer, const float* q, float* out, float scale, Str
   if (state.step.empty()) return;
   LayerLaunch launch;
   launch.kinds = state.bounds.kinds(layer);
-  launch.lanes = static_cast<unsigned>(state.lanes_of_step());
+  launch.heads = static_cast<unsigned>(state.heads_of_step());
   launch.dtype = state.plan.shape.rows;
   launch.rows_alone = state.holds_rows_alone(layer);
   launch.most_slots = state.longest();
   launch.channels = state.formats.channels(state.plan.shape.head_dim);
-  if (launch.rows_alone || launch.kinds.picture_rows) launch.rows = state.rows_of(layer, q, scale);
+  if (launch.rows_alone || launch.kinds.image_rows) launch.rows = state.rows_of(layer, q, scale);
   const AttendArgs args = state.attend_args(layer, q, out, scale);
   const FusedArgs fused = attend_splits(launch, args, stream);
   if (state.plan.weighs()) {
@@ -638,7 +642,7 @@ void DecodeTable::drop_least(Stream& stream) {
 
 std::vector<int> DecodeTable::came(int slot) const {
   const State& state = *state_;
-  const size_t of_slot = static_cast<size_t>(state.plan.lanes_of_slot()) *
+  const size_t of_slot = static_cast<size_t>(state.plan.heads_of_slot()) *
                          static_cast<size_t>(state.plan.load.weighed_rows);
   return read_back<int>(state.came, static_cast<size_t>(slot) * of_slot, of_slot,
                         "DecodeTable::came");
@@ -655,16 +659,16 @@ void DecodeTable::put_weights(std::span<const float> weights, float* to) const {
 
 void DecodeTable::read_placed(int slot, int layer, int layers, PlacedCopy& copy) const {
   const State& state = *state_;
-  const auto heads = static_cast<size_t>(state.plan.shape.kv_heads);
-  const size_t lanes = heads * static_cast<size_t>(layers);
+  const auto kv_heads = static_cast<size_t>(state.plan.shape.kv_heads);
+  const size_t heads = kv_heads * static_cast<size_t>(layers);
   const size_t before =
-      heads * (static_cast<size_t>(slot) * static_cast<size_t>(state.plan.shape.layers) +
-               static_cast<size_t>(layer));
+      kv_heads * (static_cast<size_t>(slot) * static_cast<size_t>(state.plan.shape.layers) +
+                  static_cast<size_t>(layer));
   copy.places = static_cast<size_t>(state.plan.load.weighed_rows);
-  check(cudaDeviceSynchronize(), "DecodeTable::read_placed");  // whichever stream fed it
-  const auto read = [&]<class T>(std::vector<T>& to, const Buffer& from, size_t of_lane) {
-    to.resize(lanes * of_lane);
-    copy_now(to.data(), reinterpret_cast<const T*>(from.data()) + before * of_lane,
+  check(cudaDeviceSynchronize(), "DecodeTable::read_placed");  // all streams
+  const auto read = [&]<class T>(std::vector<T>& to, const Buffer& from, size_t of_head) {
+    to.resize(heads * of_head);
+    copy_now(to.data(), reinterpret_cast<const T*>(from.data()) + before * of_head,
              to.size() * sizeof(T));
   };
   read(copy.came, state.came, copy.places);

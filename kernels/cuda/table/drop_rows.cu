@@ -1,5 +1,6 @@
-// Full rows that go because the host names their slot, or that the least of the prompt's scores
-// does: rows stay in the order of the tokens, those on one side of the gap move by a place.
+// Evicts unpacked tokens whose slot the host names, or which have the least score of the prompt.
+// Tokens stay in order: the fewer ones on one side of the gap move by one. weigh_rows.cu evicts by
+// attention weight without moves, placed_drops.cu evicts packed tokens.
 #include "kernels/cuda/table/close_gap.cuh"
 #include "kernels/cuda/table/drop_rows.h"
 #include "kernels/cuda/table/least_row.cuh"
@@ -10,17 +11,17 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// The scores of a lane's rows, as close_gap() wants them: `full` of them, in order.
+/// The scores of a KV head's tokens, in order, in the form that close_gap() reads.
 struct ScoredRows {
   int full;
   __device__ int place(int i) const { return i; }
 };
 
-/// Of the rows that have scores, the slot that goes; -1: none may. Scores that are no numbers are
-/// the greatest. By `kGroup` threads.
+/// The slot of least score; -1: none may be evicted. NaN counts as the greatest. By `kGroup`
+/// threads.
 template <int kGroup>
 __device__ int least_scored(const DeviceWeighed& of) {
-  constexpr int kAhead = kGroup == 32 ? 8 : 1;  // asked for together
+  constexpr int kAhead = kGroup == 32 ? 8 : 1;  // loads in flight
   const int end = of.scored - of.tail;
   const auto thread = static_cast<int>(threadIdx.x % kGroup);
   Candidate least{INFINITY, -1, -1};
@@ -49,18 +50,18 @@ __device__ int least_scored(const DeviceWeighed& of) {
   }
 }
 
-/// Drops a score, if there is one of this slot. By `kGroup` threads.
+/// Removes the score of a slot, if it has one. By `kGroup` threads.
 template <int kGroup>
 __device__ void close_scores(DeviceWeighed& of, int slot) {
   const int scored = of.scored;
   if (slot >= scored) return;
   close_gap<kGroup>(ScoredRows{scored}, of.weights, 1, slot, /*from_front=*/false);
-  sync_threads<kGroup>();  // all have read how many there were
+  sync_threads<kGroup>();  // all have read `scored`
   if (threadIdx.x % kGroup == 0) of.scored = scored - 1;
 }
 
-/// Turns the first rows of a ring of keys by a position more: always from how they came, so that
-/// roundings do not add up (turn_rows()). By `kGroup` threads.
+/// Rotates the sinks by one more position, always from their original keys, so that rounding errors
+/// do not add up (turn_rows()). By `kGroup` threads.
 template <int kGroup, class T>
 __device__ void turn(const TableArgs& table, const DeviceTail& keys, TurnedRows& turned) {
   const int half = table.turned_half;
@@ -83,9 +84,9 @@ __device__ void turn(const TableArgs& table, const DeviceTail& keys, TurnedRows&
 }
 
 template <int kGroup>
-__device__ void turn_first(const TableArgs& table, int lane) {
-  const DeviceTail& keys = table.tails[lane * 2];
-  TurnedRows& turned = table.turned[lane];
+__device__ void turn_first(const TableArgs& table, int head) {
+  const DeviceTail& keys = table.tails[head * 2];
+  TurnedRows& turned = table.turned[head];
   switch (table.dtype) {
     case DType::kF16:
       return turn<kGroup, __half>(table, keys, turned);
@@ -96,14 +97,14 @@ __device__ void turn_first(const TableArgs& table, int lane) {
   }
 }
 
-/// Drops a slot of a side. By `kGroup` threads.
+/// Evicts a slot of one side. By `kGroup` threads.
 template <int kGroup>
 __device__ void drop(const TableArgs& table, DeviceTail& held, int window, int slot) {
   DeviceTail tail = held;
   tail.count_packed(window);
   const int gap = slot - tail.packed_slots();
   const bool from_front = 2 * gap < tail.full;
-  sync_threads<kGroup>();  // all have read
+  sync_threads<kGroup>();  // all have read `held`
   close_gap_of_rows<kGroup>(tail, gap, from_front,
                             table.head_dim * (table.dtype == DType::kF32 ? 4 : 2));
   if (threadIdx.x % kGroup == 0) {
@@ -115,28 +116,28 @@ __device__ void drop(const TableArgs& table, DeviceTail& held, int window, int s
   sync_threads<kGroup>();
 }
 
-/// A group of threads, which is a block or a warp, for each lane of a layer and side, or if rows
-/// have scores for both sides of each lane.
+/// kGroup threads, a block or a warp, for each side of each KV head of a layer. With scores one
+/// group evicts both sides.
 template <int kGroup>
 __global__ void __launch_bounds__(kThreads) drop_slots(TableArgs table, const int* slots) {
   const auto number = static_cast<int>(blockIdx.x * (kThreads / kGroup) + threadIdx.x / kGroup);
-  if (number >= table.rows * table.heads) return;
+  if (number >= table.rows * table.kv_heads) return;
   const auto layer = static_cast<int>(blockIdx.y);
-  int slot = slots[number / table.heads * table.layers + layer];
-  const int lane = table.lane_at(layer, number);
-  if (slot == kNoSlot || table.lanes[lane].placed) return;
-  if (slot == kLeastScore) slot = least_scored<kGroup>(table.weighed[lane]);
+  int slot = slots[number / table.kv_heads * table.layers + layer];
+  const int head = table.head_at(layer, number);
+  if (slot == kNoSlot || table.heads[head].placed) return;
+  if (slot == kLeastScore) slot = least_scored<kGroup>(table.weighed[head]);
   if (slot < 0) return;
   for (auto side = static_cast<int>(blockIdx.z); side < 2; side += static_cast<int>(gridDim.z)) {
-    drop<kGroup>(table, table.tails[lane * 2 + side], table.windows[layer * 2 + side].rows, slot);
-    if (side == 0 && table.turned != nullptr) turn_first<kGroup>(table, lane);
+    drop<kGroup>(table, table.tails[head * 2 + side], table.windows[layer * 2 + side].rows, slot);
+    if (side == 0 && table.turned != nullptr) turn_first<kGroup>(table, head);
   }
-  if (table.scored) close_scores<kGroup>(table.weighed[lane], slot);
+  if (table.scored) close_scores<kGroup>(table.weighed[head], slot);
 }
 
 template <int kGroup>
 void launch(const TableArgs& table, const int* slots, Stream& stream) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(table.rows * table.heads, kThreads / kGroup)),
+  const dim3 grid(static_cast<unsigned>(ceil_div(table.rows * table.kv_heads, kThreads / kGroup)),
                   static_cast<unsigned>(table.layers), table.scored ? 1 : 2);
   drop_slots<kGroup><<<grid, kThreads, 0, native(stream)>>>(table, slots);
 }
@@ -144,9 +145,9 @@ void launch(const TableArgs& table, const int* slots, Stream& stream) {
 }  // namespace
 
 void evict_slots(const TableArgs& table, const int* slots, Stream& stream) {
-  // A warp waits longer for a ring whose many rows move, but many of them wait at once.
-  const int64_t lanes = int64_t{table.rows} * table.heads * table.layers;
-  if (lanes >= int64_t{64} * stream.queue().multiprocessors()) {
+  // A warp takes longer to move many rows of a ring, but more KV heads run at once.
+  const int64_t heads = int64_t{table.rows} * table.kv_heads * table.layers;
+  if (heads >= int64_t{64} * stream.queue().multiprocessors()) {
     launch<32>(table, slots, stream);
   } else {
     launch<kThreads>(table, slots, stream);

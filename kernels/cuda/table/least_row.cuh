@@ -4,23 +4,23 @@
 
 #include "kernels/cuda/table/table_args.cuh"
 
-// Which row goes by its attention weight.
+// The token to evict by weight or score: the least, ties to the newest. Reductions over a warp, a
+// thread block and the KV heads of a layer.
 namespace kvlm::cuda::packed {
 
-/// A row that may go.
+/// A token that may be evicted.
 struct Candidate {
   float weight;
   int came;  // -1: none
   int place;
 };
 
-/// Whether `a` goes before `b`: it is lighter, or newer. Weights that are no numbers are the
-/// heaviest.
+/// Whether `a` is evicted before `b`: it has less weight, or as much and is newer.
 __device__ inline bool goes_first(const Candidate& a, const Candidate& b) {
   return a.weight < b.weight || (a.weight == b.weight && a.came > b.came);
 }
 
-/// The one of the first `kLanes` candidates of a warp that goes first; in thread 0.
+/// The candidate of the first `kLanes` warp lanes to evict; in lane 0.
 template <int kLanes = 32>
 __device__ Candidate first_of_warp(Candidate least) {
   for (int away = kLanes / 2; away > 0; away /= 2) {
@@ -32,7 +32,7 @@ __device__ Candidate first_of_warp(Candidate least) {
   return least;
 }
 
-/// The candidate of a block of `kThreads` that goes first; in thread 0.
+/// The candidate of a block of `kThreads` to evict; in thread 0.
 template <int kThreads>
 __device__ Candidate first_of_block(Candidate least) {
   constexpr int kWarps = kThreads / 32;
@@ -45,17 +45,18 @@ __device__ Candidate first_of_block(Candidate least) {
   return first_of_warp<kWarps>(thread < kWarps ? of_warps[thread] : Candidate{INFINITY, -1, -1});
 }
 
-/// The weight of a place. Weights that are no numbers are the heaviest.
+/// The weight of a place; NaN counts as infinite.
 __device__ inline float weight_of(const DeviceWeighed& of, int place) {
   const float weight = of.weights[place];
   return isnan(weight) ? INFINITY : weight;
 }
 
-/// The mean weight of a place over `heads` lanes from `lane` on.
-__device__ inline float mean_weight(const TableArgs& table, int lane, int heads, int place) {
+/// The mean weight of a place over `heads` KV heads from `head` on.
+__device__ inline float mean_weight(const TableArgs& table, int head, int kv_heads, int place) {
   float sum = 0;
-  for (int head = 0; head < heads; ++head) sum += table.weighed[lane + head].weights[place];
-  const float mean = sum / static_cast<float>(heads);
+  for (int kv_head = 0; kv_head < kv_heads; ++kv_head)
+    sum += table.weighed[head + kv_head].weights[place];
+  const float mean = sum / static_cast<float>(kv_heads);
   return isnan(mean) ? INFINITY : mean;
 }
 

@@ -1,22 +1,23 @@
 #include "kernels/cuda/pack/pack_rows.cuh"
 #include "kernels/cuda/table/pack_windows.h"
 
-// The windows of a DecodeTable, packed where they lie. Compiled without fused multiply-adds, as
-// pack.cu is.
+// Packs full windows of a DecodeTable from their rings into packed blocks: with scales per token a
+// warp per token, with scales per channel a thread block per packed block. pack.cu packs all else.
+// Compiled without fused multiply-adds, as pack.cu is.
 namespace kvlm::cuda::packed {
 
 namespace {
 
 using namespace packing;
 
-/// The window of lane blockIdx.x in layer blockIdx.y; null if it is not full, or the host's.
+/// The window of KV head blockIdx.x in layer blockIdx.y; null if not full or packed by the host.
 __device__ DeviceTail* full_window(const TableArgs& table, const WindowClass& windows, int side) {
-  const int lane = table.lane_at(windows.layers[blockIdx.y], static_cast<int>(blockIdx.x));
-  DeviceTail* tail = table.tails + lane * 2 + side;
+  const int head = table.head_at(windows.layers[blockIdx.y], static_cast<int>(blockIdx.x));
+  DeviceTail* tail = table.tails + head * 2 + side;
   return tail->full >= windows.trigger && tail->scales != nullptr ? tail : nullptr;
 }
 
-/// Where row `number` of a window is packed to.
+/// Destination of token `number` of a window.
 struct PackedPlace {
   int block;
   int row;
@@ -30,7 +31,7 @@ __device__ PackedPlace packed_place(const DeviceTail& tail, int number) {
   return {tail.targets[at / tail.block_rows], at % tail.block_rows};
 }
 
-/// Rows that have scales of their own: row blockIdx.z of a window, by a warp.
+/// Scales per token: token blockIdx.z of a window, by a warp.
 __global__ void pack_token_rows(TableArgs table, const __grid_constant__ WindowClass windows,
                                 int side) {
   extern __shared__ float room[];
@@ -64,8 +65,8 @@ __global__ void pack_token_rows(TableArgs table, const __grid_constant__ WindowC
 
 constexpr int kChannelThreads = 128;
 
-/// Channels that have scales of their own: block blockIdx.z of a window. A thread has a channel
-/// (or some), then eight codes of a row at a time.
+/// Scales per channel: packed block blockIdx.z of a window. A thread codes channels, then packs
+/// units.
 __global__ void __launch_bounds__(kChannelThreads)
     pack_channel_blocks(TableArgs table, const __grid_constant__ WindowClass windows, int side) {
   extern __shared__ uint8_t codes_of[];  // (block rows, channels)
@@ -116,15 +117,15 @@ __global__ void __launch_bounds__(kChannelThreads)
 }  // namespace
 
 void pack_windows(const TableArgs& table, const WindowClass& windows, int side, Stream& stream) {
-  const auto lanes = static_cast<unsigned>(table.rows * table.heads);
+  const auto heads = static_cast<unsigned>(table.rows * table.kv_heads);
   const auto channels = static_cast<size_t>(windows.format.channels());
   if (windows.format.axis == ScaleAxis::kToken) {
-    const dim3 grid(lanes, windows.count, static_cast<unsigned>(windows.rows));
+    const dim3 grid(heads, windows.count, static_cast<unsigned>(windows.rows));
     pack_token_rows<<<grid, 32, row_room(static_cast<int>(channels)), native(stream)>>>(
         table, windows, side);
   } else {
     const int rows = windows.format.block_rows;
-    const dim3 grid(lanes, windows.count, static_cast<unsigned>(windows.rows / rows));
+    const dim3 grid(heads, windows.count, static_cast<unsigned>(windows.rows / rows));
     pack_channel_blocks<<<grid, kChannelThreads, static_cast<size_t>(rows) * channels,
                           native(stream)>>>(table, windows, side);
   }

@@ -2,11 +2,11 @@
 
 #include "kernels/cuda/table/table_args.cuh"
 
-// Blocks of packed rows in lanes of a DecodeTable that are placed.
+// Packed blocks of placed KV heads: which ones the next window fills, and their unused rows.
 namespace kvlm::cuda::packed {
 
-/// Nothing of rows [from, block_rows) of a block may make a product that is no number: their scales
-/// become 0. By thread `thread` of `threads`.
+/// Clears scales and zero points of rows [from, block_rows) of a block, so that no product with
+/// them is NaN. By thread `thread` of `threads`.
 __device__ inline void clear_rest(const TableArgs& table, const DeviceTail& tail, int block,
                                   int from, int thread, int threads) {
   const PackedFormat& format = table.formats[tail.format];
@@ -21,14 +21,14 @@ __device__ inline void clear_rest(const TableArgs& table, const DeviceTail& tail
   }
 }
 
-/// Chooses the blocks that the next window of a side fills: the one that is being filled, then such
-/// as have no rows, then new ones. By one thread, whenever a block begins or ends, so that it
-/// follows from what the lane holds.
-__device__ inline void choose_targets(const TableArgs& table, int lane, int side) {
-  DeviceTail& tail = table.tails[lane * 2 + side];
+/// Chooses the blocks that the next window of a side fills: the one being filled, then empty ones,
+/// then new ones. By one thread, whenever a block begins or becomes empty, so that the choice
+/// depends only on what the KV head holds.
+__device__ inline void choose_targets(const TableArgs& table, int head, int side) {
+  DeviceTail& tail = table.tails[head * 2 + side];
   if (tail.most_blocks == 0) return;
-  const int rows = table.windows[lane / table.heads % table.layers * 2 + side].rows;
-  const int* live = table.live_of(lane, side);
+  const int rows = table.windows[head / table.kv_heads % table.layers * 2 + side].rows;
+  const int* live = table.live_of(head, side);
   const int wanted = (tail.filled + rows + tail.block_rows - 1) / tail.block_rows;
   int count = 0;
   if (tail.filling >= 0) tail.targets[count++] = static_cast<int16_t>(tail.filling);

@@ -2,16 +2,17 @@
 
 #include "kernels/cuda/table/table_args.cuh"
 
-// Lanes of a DecodeTable whose packed rows may go (TableLane.placed). What serves others passes
-// these by, and the other way round.
+// In-place eviction of KV heads with packed tokens (TableHead.placed). These kernels skip all other
+// KV heads, and drop_rows.cu skips these.
 namespace kvlm::cuda::packed {
 
-/// Makes what the host has sent of a slot complete.
+/// Completes the entries of a slot after their upload.
 void begin_places(const TableArgs& table, int slot, Stream& stream);
-/// drop_least_weighed(), once the windows that are full have been packed.
+/// Counts the packed windows, then evicts as drop_least_weighed() does.
 void drop_least_placed(const TableArgs& table, bool alike, Stream& stream);
-/// evict_slots(), in the order in which rows came, then too; in every step.
-///   alike  as there, of rows that go by weight
+/// Counts the packed windows, then evicts by `slots` of DecodeTable::evict(). This or
+/// drop_least_placed() is called in every step.
+///   alike  KV heads of a layer evict the same token, by mean weight
 void evict_placed(const TableArgs& table, bool alike, const int* slots, Stream& stream);
 
 }  // namespace kvlm::cuda::packed

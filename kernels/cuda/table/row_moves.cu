@@ -7,15 +7,15 @@
 #include "kernels/cuda/table/close_gap.cuh"
 #include "kernels/cuda/table/row_moves.h"
 
-// Rows on their way: widened and narrowed one by one, gathered by their numbers, copied in ranges,
-// moved towards a gap in a ring, rotated. Who goes where is a list that the host uploads.
+// Moves of keys and values by a list that the host uploads: widen, narrow, gather by index, copy
+// ranges, close a gap in a ring, rotate. In decode drop_rows.cu does the last two without the host.
 namespace kvlm::cuda {
 
 namespace {
 
 constexpr int kThreads = 128;
 
-/// A block a row.
+/// One block per row.
 template <class T>
 __global__ void widen(const std::byte* const* rows, int dim, float* out) {
   const T* row = reinterpret_cast<const T*>(rows[blockIdx.x]);
@@ -23,7 +23,7 @@ __global__ void widen(const std::byte* const* rows, int dim, float* out) {
   for (int i = static_cast<int>(threadIdx.x); i < dim; i += kThreads) to[i] = load_float(row[i]);
 }
 
-/// ListedRows, whose numbers lie among those of all.
+/// ListedRows, with `rows` row numbers from index `first` on in the array of all lists.
 struct DeviceList {
   const std::byte* from;
   std::byte* to;
@@ -33,7 +33,7 @@ struct DeviceList {
 
 constexpr int kListedRows = 32;  // of a block
 
-/// Numbers that lie together: 16 bytes of what is read, or one.
+/// Moves kTogether adjacent elements: 16 bytes of input, or one element.
 template <int kTogether, class T, class Out>
 __device__ void move_group(const T* from, Out* to) {
   if constexpr (kTogether == 1) {
@@ -72,12 +72,12 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Lists on their way to a GPU.
+/// Lists to be uploaded; the same row numbers in adjacent lists are uploaded once.
 struct SentLists {
   std::vector<DeviceList> lists;
   std::vector<int32_t> numbers;
   size_t most = 0;      // rows of one
-  bool aligned = true;  // all memory is to 16 bytes
+  bool aligned = true;  // to 16 bytes, all memory
 
   void add(const ListedRows& list) {
     const bool same = last.data() == list.numbers.data() && last.size() == list.numbers.size();
@@ -134,13 +134,13 @@ __global__ void narrow(std::byte* const* rows, int dim, const float* x) {
 
 constexpr int kGapThreads = 256;
 
-/// RowGap, as close_gap() wants it.
+/// RowGap in the form that close_gap() reads.
 struct Ring {
   int first, full, ring_rows;
   __device__ int place(int i) const { return (first + i) % ring_rows; }
 };
 
-/// A block a gap.
+/// One block per gap.
 template <class Unit>
 __global__ void __launch_bounds__(kGapThreads) close(const RowGap* gaps) {
   const RowGap gap = gaps[blockIdx.x];
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kGapThreads) close(const RowGap* gaps) {
       static_cast<int>(gap.row_bytes / sizeof(Unit)), gap.gap, gap.from_front);
 }
 
-/// A block a row.
+/// One block per row. In double, as on the CPU.
 template <class T>
 __global__ void turn(const TurnedRow* rows, const double* waves, int half) {
   const TurnedRow row = rows[blockIdx.x];

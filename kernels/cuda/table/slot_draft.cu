@@ -1,16 +1,18 @@
-// What a DecodeTable is told of a sequence, made on the host: lanes and runs as LaneLayout lays
-// them, and the numbers, scores and blocks of rows that may go.
+// Builds the table entries of one sequence on the host: KV heads and segments (HeadLayout), and for
+// eviction the arrival numbers, scores and fixed blocks. If placed tokens are in order, the GPU
+// fills in their numbers (placed_rows.cu).
 #include <algorithm>
 #include <cassert>
 #include <numeric>
 
-#include "kernels/cuda/attend/picture_choice.h"
+#include "kernels/cuda/attend/image_choice.h"
 #include "kernels/cuda/table/slot_draft.h"
 
 namespace kvlm::cuda::packed {
 
 void SlotDraft::begin() {
-  layout_.emplace(plan_.shape, plan_.windows, plan_.rows_alone, plan_.load.fixed_runs, formats_);
+  layout_.emplace(plan_.shape, plan_.windows, plan_.rows_alone, plan_.load.fixed_segments,
+                  formats_);
   ring_rows = 0;
   weighs_slots = false;
   bytes_ = carve(nullptr);
@@ -18,18 +20,18 @@ void SlotDraft::begin() {
   static_cast<void>(carve(memory_.data()));
 }
 
-/// Gives everything its place in `memory`; null: where it would be. Returns the bytes it takes.
+/// Divides `memory` among the arrays; null: only counts. Returns the bytes needed.
 size_t SlotDraft::carve(std::byte* memory) {
   const TableLoad& load = plan_.load;
   size_t bytes = 0;
-  const auto make = [&]<class T>(std::span<T>& of_slot, int of_lane) {
+  const auto make = [&]<class T>(std::span<T>& of_slot, int of_head) {
     constexpr size_t kAligned = 64;
-    const size_t count = static_cast<size_t>(plan_.lanes_of_slot()) * static_cast<size_t>(of_lane);
+    const size_t count = static_cast<size_t>(plan_.heads_of_slot()) * static_cast<size_t>(of_head);
     of_slot = {memory == nullptr ? nullptr : reinterpret_cast<T*>(memory + bytes), count};
     bytes += (count * sizeof(T) + kAligned - 1) / kAligned * kAligned;
   };
-  make(lanes, 1);
-  make(runs, 2 * plan_.side_runs());
+  make(heads, 1);
+  make(segments, 2 * plan_.side_segments());
   make(tails, 2);
   make(remaps, plan_.shape.remaps);
   make(blocks, load.listed_blocks);
@@ -45,40 +47,40 @@ size_t SlotDraft::carve(std::byte* memory) {
   return bytes;
 }
 
-void SlotDraft::lay(int of_slot, int layer, std::span<const TableLane> of_layer) {
+void SlotDraft::lay(int of_slot, int layer, std::span<const TableHead> of_layer) {
   slot = of_slot;
-  if (layer == 0) {  // of one before that failed half way
+  if (layer == 0) {  // the slot before may have failed half way
     used_blocks = used_words = 0;
     out_of_order = false;
   }
   for (size_t h = 0; h < of_layer.size(); ++h) {
-    const TableLane& lane = of_layer[h];
-    LaneSpace space = space_of(layer, h);
-    layout_->lay(layer, lane, space);
+    const TableHead& head = of_layer[h];
+    HeadSpace space = space_of(layer, h);
+    layout_->lay(layer, head, space);
     used_blocks += space.list.used_blocks;
     used_words += space.list.used_words;
-    note_lane(layer, lane, space);
-    take_weighed(lane.weighed, space);
-    if (space.lane->placed) take_fixed(lane, space);
+    note_head(layer, head, space);
+    take_weighed(head.weighed, space);
+    if (space.head->placed) take_fixed(head, space);
     const size_t number = number_of(space);
-    if (!turned.empty()) turned[number] = lane.turned;
-    std::copy(lane.remaps.begin(), lane.remaps.end(),
+    if (!turned.empty()) turned[number] = head.turned;
+    std::copy(head.remaps.begin(), head.remaps.end(),
               remaps.data() + number * static_cast<size_t>(plan_.shape.remaps));
   }
 }
 
-/// Where a lane is described. Lanes list their blocks one after the other, so that no more is sent
-/// than there is.
-LaneSpace SlotDraft::space_of(int layer, size_t head) {
+/// Memory for the entries of a KV head. Block lists of KV heads are contiguous, so that only used
+/// ones are sent.
+HeadSpace SlotDraft::space_of(int layer, size_t kv_head) {
   const size_t number =
-      static_cast<size_t>(layer) * static_cast<size_t>(plan_.shape.kv_heads) + head;
-  const auto side_runs = static_cast<size_t>(plan_.side_runs());
+      static_cast<size_t>(layer) * static_cast<size_t>(plan_.shape.kv_heads) + kv_head;
+  const auto side_segments = static_cast<size_t>(plan_.side_segments());
   const auto of_slot = static_cast<size_t>(slot);
   const auto before = static_cast<size_t>(used_words);
   return {
-      slot * plan_.lanes_of_slot() + static_cast<int>(number),
-      lanes.data() + number,
-      runs.data() + number * 2 * side_runs,
+      slot * plan_.heads_of_slot() + static_cast<int>(number),
+      heads.data() + number,
+      segments.data() + number * 2 * side_segments,
       tails.data() + number * 2,
       {blocks.data() + used_blocks, words.data() + before,
        slot * static_cast<int>(blocks.size()) + used_blocks,
@@ -86,11 +88,11 @@ LaneSpace SlotDraft::space_of(int layer, size_t head) {
        static_cast<int>(words.size()) - used_words}};
 }
 
-/// Notes of a lane that has been laid where its full rows and its places are counted.
-void SlotDraft::note_lane(int layer, const TableLane& lane, const LaneSpace& space) {
-  DeviceLane& made = *space.lane;
-  if (plan_.rows_alone[static_cast<size_t>(layer)] != 0 || is_picture(made.fused)) {
-    ring_rows = std::max(ring_rows, lane.keys_gained.ring_rows);
+/// Records the ring's size for row_splits.cu, and where a placed KV head's bitmap is.
+void SlotDraft::note_head(int layer, const TableHead& head, const HeadSpace& space) {
+  DeviceHead& made = *space.head;
+  if (plan_.rows_alone[static_cast<size_t>(layer)] != 0 || is_image(made.fused)) {
+    ring_rows = std::max(ring_rows, head.keys_gained.ring_rows);
   }
   if (made.placed && made.fused != 0) {
     made.live = plan_.row_bits + int64_t{space.index} * plan_.bit_words;
@@ -99,8 +101,8 @@ void SlotDraft::note_lane(int layer, const TableLane& lane, const LaneSpace& spa
 
 namespace {
 
-/// Writes which number the row of each place has, if not those of `full` rows in order, and says of
-/// `tails` which place is empty. Returns the number of the next row.
+/// Writes the arrival number of each place, by default those of `full` tokens in order, and sets
+/// the empty place in both `tails`. Returns the next arrival number.
 int take_numbers(std::span<const int> from, int full, DeviceTail* tails, int* numbers) {
   if (from.empty()) {
     std::iota(numbers, numbers + full, 0);
@@ -120,12 +122,12 @@ int take_numbers(std::span<const int> from, int full, DeviceTail* tails, int* nu
 
 }  // namespace
 
-/// Says of a lane whose rows are weighed which number each place's row has.
-void SlotDraft::take_weighed(const WeighedRows& rows, LaneSpace& space) {
+/// Fills in what eviction on the GPU compares (WeighedRows).
+void SlotDraft::take_weighed(const WeighedRows& rows, HeadSpace& space) {
   if (weighed.empty()) return;
   weighed[number_of(space)] = {};
   if (plan_.shape.scored) take_scores(rows, space);
-  if (space.lane->placed) return take_placed(rows, space);
+  if (space.head->placed) return take_placed(rows, space);
   if (rows.by_slots) return take_by_slots(rows, space);
   if (!plan_.weighs()) return;
   const size_t number = number_of(space);
@@ -138,16 +140,16 @@ void SlotDraft::take_weighed(const WeighedRows& rows, LaneSpace& space) {
       take_numbers(rows.came, space.tails[0].full, space.tails, came.data() + number * most);
 }
 
-/// Says of a lane whose rows the host drops where their weights are.
-void SlotDraft::take_by_slots(const WeighedRows& rows, const LaneSpace& space) {
+/// The host evicts: the GPU only adds up weights.
+void SlotDraft::take_by_slots(const WeighedRows& rows, const HeadSpace& space) {
   DeviceWeighed& made = weighed[number_of(space)];
   made.weights = rows.weights;
   made.by_slots = true;
   weighs_slots = weighs_slots || plan_.weighs();
 }
 
-/// Takes the scores of a lane's first rows.
-void SlotDraft::take_scores(const WeighedRows& rows, const LaneSpace& space) {
+/// Copies the scores of a KV head's first tokens.
+void SlotDraft::take_scores(const WeighedRows& rows, const HeadSpace& space) {
   const size_t number = number_of(space);
   const auto most = static_cast<size_t>(plan_.load.weighed_rows);
   assert(rows.scores.size() <= most);
@@ -159,9 +161,9 @@ void SlotDraft::take_scores(const WeighedRows& rows, const LaneSpace& space) {
   made.tail = std::max(0, made.scored - rows.least.spared);
 }
 
-/// Says of a lane whose packed rows may go which number each place's row has, and where each row's
-/// key and value are. The GPU says it of rows that lie in order.
-void SlotDraft::take_placed(const WeighedRows& rows, const LaneSpace& space) {
+/// In-place eviction: arrival numbers by place, and the places of each token's key and value. If
+/// tokens are in order, the GPU derives both.
+void SlotDraft::take_placed(const WeighedRows& rows, const HeadSpace& space) {
   const size_t number = number_of(space);
   const auto most = static_cast<size_t>(plan_.load.weighed_rows);
   DeviceWeighed& made = weighed[number];
@@ -174,15 +176,15 @@ void SlotDraft::take_placed(const WeighedRows& rows, const LaneSpace& space) {
   if (!made.in_order) made.next = scatter_numbers(rows, number);
 }
 
-/// Says of a lane whose rows do not lie in order where each is. Returns the number of the next.
+/// The same for tokens that are not in order. Returns the next arrival number.
 int SlotDraft::scatter_numbers(const WeighedRows& rows, size_t number) {
   const auto most = static_cast<size_t>(plan_.load.weighed_rows);
   out_of_order = true;
   assert(rows.came.size() <= most && rows.values_came.size() <= most);
-  const auto of_lane = [&](auto& all) { return std::span(all).subspan(number * most, most); };
-  const std::span<int> numbers = of_lane(came);
-  const std::span<int16_t> values = of_lane(value_at);
-  const std::span<int16_t> keys = of_lane(key_at);
+  const auto of_head = [&](auto& all) { return std::span(all).subspan(number * most, most); };
+  const std::span<int> numbers = of_head(came);
+  const std::span<int16_t> values = of_head(value_at);
+  const std::span<int16_t> keys = of_head(key_at);
   const auto end = std::copy(rows.came.begin(), rows.came.end(), numbers.begin());
   std::fill(end, numbers.end(), WeighedRows::kNoRow);
   std::fill(values.begin(), values.end(), int16_t{-1});
@@ -199,7 +201,7 @@ int SlotDraft::scatter_numbers(const WeighedRows& rows, size_t number) {
   return next;
 }
 
-/// Says by number in which place each row's value is.
+/// Fills value_of_, the place of each token's value by arrival number.
 void SlotDraft::find_values(std::span<const int> values_came) {
   value_of_.resize(values_came.size());
   for (size_t place = 0; place < values_came.size(); ++place) {
@@ -208,10 +210,10 @@ void SlotDraft::find_values(std::span<const int> values_came) {
   }
 }
 
-void SlotDraft::take_fixed(const TableLane& lane, const LaneSpace& space) {
+void SlotDraft::take_fixed(const TableHead& head, const HeadSpace& space) {
   const auto most = static_cast<size_t>(plan_.load.fixed_blocks);
   DeviceFixedBlock* of_side = fixed.data() + number_of(space) * 2 * most;
-  for (const std::span<const FixedBlock> of : lane.fixed) {
+  for (const std::span<const FixedBlock> of : head.fixed) {
     assert(of.size() <= most);
     DeviceFixedBlock* to = of_side;
     int end = 0;

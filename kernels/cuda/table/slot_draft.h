@@ -9,54 +9,55 @@
 
 #include "kernels/cuda/device/pinned.h"
 #include "kernels/cuda/table/count_rows.h"
-#include "kernels/cuda/table/lane_layout.h"
+#include "kernels/cuda/table/head_layout.h"
 #include "kernels/cuda/table/table_args.cuh"
 #include "kernels/decode_table.h"
 
+// Staging of a sequence's table entries in pinned memory. HeadLayout fills in each KV head.
 namespace kvlm::cuda::packed {
 
-/// What the drafts of a DecodeTable have in common.
+/// What all drafts of a DecodeTable share.
 struct DraftPlan {
   TableShape shape;
   TableLoad load;
   std::span<const std::array<RowWindow, 2>> windows;  ///< (layers,)
-  int longest = 0;                  ///< slots of a lane, at most, empty places among them
-  std::vector<uint8_t> rows_alone;  ///< (layers,) row_pieces.cu serves all of a layer's lanes
-  // Of all slots, what lanes point to on the GPU; null: nothing of the kind.
-  const uint64_t* words = nullptr;     ///< (slots, load.words of each lane)
+  int longest = 0;                  ///< slots of a KV head, at most, empty places included
+  std::vector<uint8_t> rows_alone;  ///< (layers,) row_splits.cu handles all of a layer's KV heads
+  // GPU arrays of all slots that KV heads point into; null if not used.
+  const uint64_t* words = nullptr;     ///< (slots, load.words of each KV head)
   float* row_scores = nullptr;         ///< (slots, layers, kv_heads, load.weighed_rows)
   float* place_weights = nullptr;      ///< the same
   const uint32_t* row_bits = nullptr;  ///< (slots, layers, kv_heads, bit_words)
   int bit_words = 0;
 
-  int side_runs() const noexcept { return load.fixed_runs + kGainedRuns; }
-  int lanes_of_slot() const noexcept { return shape.layers * shape.kv_heads; }
+  int side_segments() const noexcept { return load.fixed_segments + kGainedSegments; }
+  int heads_of_slot() const noexcept { return shape.layers * shape.kv_heads; }
   bool weighs() const noexcept { return shape.weights != RowWeights::kNone; }
-  /// Rows have weights or scores, by which they go.
+  /// Tokens have weights or scores.
   bool compares() const noexcept { return weighs() || shape.scored; }
 };
 
-/// One slot of a DecodeTable as the GPU is to find it, on its way there. Threads may each lay a
-/// draft of their own.
+/// The entries of one slot of a DecodeTable, built on the host. Each thread may build a draft of
+/// its own.
 class SlotDraft {
  public:
-  /// `plan` and `formats` must stay. begin() follows.
+  /// `plan` and `formats` must outlive this. Call begin() next.
   SlotDraft(const DraftPlan& plan, FormatList& formats) : plan_(plan), formats_(formats) {}
-  /// Begins, or begins anew after the plan has changed.
+  /// Allocates, and again after the plan has changed.
   void begin();
   size_t bytes() const noexcept { return bytes_; }
 
-  /// Takes one layer of a slot, the layers of a slot in their order, after wait().
-  void lay(int slot, int layer, std::span<const TableLane> lanes);
-  /// `stream` has been told to copy what was laid.
+  /// Builds one layer of a slot, in layer order, after wait().
+  void lay(int slot, int layer, std::span<const TableHead> heads);
+  /// Marks the memory as in use by copies queued on `stream`.
   void lend(Stream& stream) { memory_.lend(stream); }
-  /// Waits until it is copied.
+  /// Waits for these copies.
   void wait() const { memory_.wait(); }
 
   int slot = 0;
   // (layers, kv_heads, ...), pinned
-  std::span<DeviceLane> lanes;
-  std::span<DeviceRun> runs;
+  std::span<DeviceHead> heads;
+  std::span<DeviceSegment> segments;
   std::span<DeviceTail> tails;
   std::span<ScoreRemap> remaps;
   std::span<DeviceBlock> blocks;
@@ -67,27 +68,27 @@ class SlotDraft {
   std::span<DeviceFixedBlock> fixed;
   std::span<float> scores;
   std::span<TurnedRows> turned;
-  int used_blocks = 0;  ///< of `blocks`, and words of `words`
-  int used_words = 0;
-  bool out_of_order = false;  ///< some lane's packed rows do not lie in order
+  int used_blocks = 0;        ///< of `blocks`
+  int used_words = 0;         ///< of `words`
+  bool out_of_order = false;  ///< packed tokens of some placed KV head are not in order
 
-  // Of all that was laid so far:
+  // Over all slots built so far:
   LaunchBounds& bounds() noexcept { return layout_->bounds; }
-  int ring_rows = 0;          ///< of lanes whose full rows row_pieces.cu serves, at most
-  bool weighs_slots = false;  ///< some lane is WeighedRows::by_slots
+  int ring_rows = 0;          ///< of KV heads that row_splits.cu handles, at most
+  bool weighs_slots = false;  ///< some KV head is WeighedRows::by_slots
 
  private:
-  LaneSpace space_of(int layer, size_t head);
-  void take_weighed(const WeighedRows& rows, LaneSpace& space);
-  void take_by_slots(const WeighedRows& rows, const LaneSpace& space);
-  void take_placed(const WeighedRows& rows, const LaneSpace& space);
+  HeadSpace space_of(int layer, size_t kv_head);
+  void take_weighed(const WeighedRows& rows, HeadSpace& space);
+  void take_by_slots(const WeighedRows& rows, const HeadSpace& space);
+  void take_placed(const WeighedRows& rows, const HeadSpace& space);
   void find_values(std::span<const int> values_came);
   int scatter_numbers(const WeighedRows& rows, size_t number);
-  void take_scores(const WeighedRows& rows, const LaneSpace& space);
-  void take_fixed(const TableLane& lane, const LaneSpace& space);
-  void note_lane(int layer, const TableLane& lane, const LaneSpace& space);
-  size_t number_of(const LaneSpace& space) const noexcept {
-    return static_cast<size_t>(space.lane - lanes.data());
+  void take_scores(const WeighedRows& rows, const HeadSpace& space);
+  void take_fixed(const TableHead& head, const HeadSpace& space);
+  void note_head(int layer, const TableHead& head, const HeadSpace& space);
+  size_t number_of(const HeadSpace& space) const noexcept {
+    return static_cast<size_t>(space.head - heads.data());
   }
 
   size_t carve(std::byte* memory);
@@ -96,8 +97,8 @@ class SlotDraft {
   cuda::PinnedMemory memory_;
   size_t bytes_ = 0;
   FormatList& formats_;
-  std::optional<LaneLayout> layout_;
-  std::vector<int16_t> value_of_;  // by number, of a lane
+  std::optional<HeadLayout> layout_;
+  std::vector<int16_t> value_of_;  // place of a KV head's values, by arrival number
 };
 
 }  // namespace kvlm::cuda::packed

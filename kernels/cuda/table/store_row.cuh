@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/device/launch.cuh"
 
+// Stores one f32 key or value in the ring's type, by a warp: the store of count_rows.cu.
 namespace kvlm::cuda {
 
 template <class T>
@@ -18,7 +19,7 @@ __device__ void convert_row(T* to, int head_dim, const float* from) {
   for (int i = thread; i < head_dim; i += 32) to[i] = store_float<T>(from[i]);
 }
 
-/// Writes row `row` of `rows` (..., head_dim) with the threads of a warp.
+/// Writes row `row` of `rows` (..., head_dim), by a warp.
 __device__ inline void store_row(std::byte* rows, DType dtype, int64_t row, int head_dim,
                                  const float* from) {
   const int64_t first = row * head_dim;

@@ -3,11 +3,13 @@
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/table/store_rows.h"
 
+// Stores rows of f32 as consecutive rows of a dense array per KV head: keys and values of a prompt,
+// at addresses that the host knows. Rings of the decode table are stored by count_rows.cu.
 namespace kvlm::cuda {
 
 namespace {
 
-/// Heads of one launch: their destinations travel as an argument.
+/// KV heads of one launch, whose destinations are a kernel argument.
 constexpr int kHeads = 64;
 
 struct Destinations {
@@ -16,7 +18,7 @@ struct Destinations {
 
 constexpr int kThreads = 256;
 
-/// `Together` channels of a thread. Block (row, part of the heads' channels).
+/// A thread stores `Together` channels. Block (row, channels of all KV heads).
 template <class T, int Together>
 __global__ void store(Destinations destinations, const float* x, int heads, int first_head,
                       int count, int head_dim) {
@@ -42,7 +44,7 @@ __global__ void store(Destinations destinations, const float* x, int heads, int 
   }
 }
 
-/// Whether heads begin where four channels can be read and written at once.
+/// Whether four channels can be read and written at once.
 bool goes_by_four(std::span<const RowDestination> destinations, const float* x, int head_dim) {
   constexpr size_t kAlignment = 4 * sizeof(float);
   const auto aligned = [](const void* at) {

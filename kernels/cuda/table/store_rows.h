@@ -2,9 +2,10 @@
 
 #include "kernels/store_rows.h"
 
+// CUDA implementation of kernels/store_rows.h: keys and values of prompts.
 namespace kvlm::cuda {
 
-/// kvlm::store_rows on checked arguments.
+/// On checked arguments.
 void store_rows(std::span<const RowDestination> destinations, DType dtype, ConstTensorView x,
                 Stream& stream);
 

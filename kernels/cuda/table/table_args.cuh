@@ -5,24 +5,25 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/cuda/attend/attend_args.cuh"
-#include "kernels/cuda/attend/row_pieces.cuh"
+#include "kernels/cuda/attend/row_splits.cuh"
 #include "kernels/decode_table.h"
 
-// What the GPU keeps of a DecodeTable, beside the lanes and runs of attend_args.cuh.
+// Device-side DecodeTable: the counters and eviction state of every KV head, and the arguments of
+// the kernels of this folder. attend_args.cuh has the KV heads and segments, which attention reads
+// too.
 namespace kvlm::cuda::packed {
 
-/// The rows that a lane gains, of its keys or its values: GrowingRows, and what follows from them.
+/// GrowingRows of a KV head's keys or values, and derived counters.
 struct DeviceTail : GrowingRows {
   bool placed;
   int16_t format;
-  int16_t flushed;  // the last step has packed a window: its rows are to be counted
-  int newest;       // of the ring's rows, where the step's goes
-  int vacated;      // the place that the next row takes; -1: the one behind the newest
-  int fixed_slots;  // of the lane's runs before
-  // Of a lane that is placed: the blocks that the next window fills.
-  int16_t targets[kMostFlushedBlocks];
+  int16_t flushed;  // 1: the last step packed a window, which is not counted yet
+  int newest;       // position after `first` in the ring of the step's token
+  int vacated;      // the same for the next token, after an eviction; -1: after the newest
+  int fixed_slots;  // slots of the fixed segments
+  int16_t targets[kMostFlushedBlocks];  // if placed: the blocks that the next window fills
 
-  /// Counts the window of `rows` that the last step has packed, if it was full.
+  /// Counts the window of `rows` tokens if the last step packed it.
   __device__ void count_packed(int rows) {
     if (flushed == 0) return;
     flushed = 0;
@@ -30,16 +31,16 @@ struct DeviceTail : GrowingRows {
     full -= rows;
     first = full == 0 ? 0 : place(rows);  // as RowRing::pop()
   }
-  /// Row i of the ring, 0 the oldest.
+  /// Ring index of unpacked token i, 0 the oldest.
   __device__ int place(int i) const {
     const int at = first + i;
     return at < ring_rows ? at : at - ring_rows;
   }
-  /// The first of the ring's places, of all that a lane's rows have (WeighedRows).
+  /// First place of the ring (WeighedRows).
   __device__ int ring_begin() const { return fixed_slots + most_blocks * block_rows; }
-  /// Slots that are no rows of the ring.
+  /// Slots before the ring.
   __device__ int packed_slots() const { return fixed_slots + packed; }
-  /// The place of a slot, where blocks' places are slots whether or not a row lies there.
+  /// Place of a slot, if placed: there every place of a block counts as a slot, even an empty one.
   __device__ int place_of_slot(int slot) const {
     return slot < packed_slots() ? slot : ring_begin() + place(slot - packed_slots());
   }
@@ -50,95 +51,94 @@ struct DeviceTail : GrowingRows {
   }
 };
 
-/// WeighedRows, as the GPU keeps them; `came` lies apart.
+/// WeighedRows on the GPU, without `came`.
 struct DeviceWeighed {
-  // By places, or by_slots, or of a lane that is scored and not placed (scored,) in the order of
-  // its rows; null: none are kept.
+  // By place, or by slot (by_slots). If not placed, scores of `scored` tokens, in token order.
+  // Null: not kept.
   float* weights;
-  const float* of_numbers;  // as they came, of a lane that is placed
+  const float* of_numbers;  // if placed: the host's weights or scores, by arrival number
   LeastWeight least;
-  int next;          // number of the next row
-  int scored;        // rows that have scores; of a lane that is not placed those that are left
-  int tail;          // the last of them, which stay
-  bool in_order;     // when it is set, of a lane that is placed: its rows lie in their order
+  int next;          // arrival number of the next token
+  int scored;        // tokens with scores; if not placed, those not evicted
+  int tail;          // number of the last scored tokens that are never evicted
+  bool in_order;     // if placed: when the host set it, tokens were in order
   bool by_slots;     // WeighedRows::by_slots
   int first_places;  // WeighedRows::first_places
 };
 
-/// FixedBlock, up to which row it reaches.
+/// FixedBlock, with the place after its last.
 struct DeviceFixedBlock {
   int end;
   int live;
   int bytes;
 };
 
-/// A window as its kernels see it.
+/// RowWindow without its format and rules.
 struct DeviceWindow {
   int trigger;
   int rows;
 };
 
-/// A DecodeTable, to the kernels that count and pack.
+/// Arguments of the kernels that count, pack and evict.
 struct TableArgs {
   const TableRow* step;
-  DeviceLane* lanes;            // (slots, layers, heads)
-  DeviceRun* runs;              // (slots, layers, heads, 2 sides, runs)
+  DeviceHead* heads;            // (slots, layers, heads)
+  DeviceSegment* segments;      // (slots, layers, heads, 2 sides, side_segments)
   DeviceTail* tails;            // (slots, layers, heads, 2 sides)
   const DeviceWindow* windows;  // (layers, 2 sides)
   const PackedFormat* formats;
-  DeviceWeighed* weighed;  // (slots, layers, heads); null: rows are not weighed
-  bool compares;           // they have weights, or scores
-  bool scored;             // it is scores
-  const int* together;  // (layers,) so many, from each one on, drop the same row; 0: with another
-  int* came;            // (slots, layers, heads, weighed_rows)
-  // Where lanes may be placed, of the same shape: the place of the value of each place's key, and
-  // of the key of each place's value, -1 where no row is; null: none may.
+  DeviceWeighed* weighed;  // (slots, layers, heads); null: not kept
+  bool compares;           // tokens have weights or scores
+  bool scored;             // scores
+  const int* together;     // (layers,) layers from this one on that evict alike; 0: not the first
+  int* came;               // (slots, layers, heads, weighed_rows)
+  // The same shape: place of the value of each place's key, and of the key of each place's value;
+  // -1 if the place is empty. Null: no KV head is placed.
   int16_t* value_at;
   int16_t* key_at;
-  int* live;                  // (slots, layers, heads, 2 sides, blocks) rows of each block
+  int* live;                  // (slots, layers, heads, 2 sides, blocks) live tokens of each block
   uint32_t* row_bits;         // (slots, layers, heads, bit_words) PackedRowBits
   DeviceFixedBlock* fixed;    // (slots, layers, heads, 2 sides, fixed_blocks)
-  unsigned long long* bytes;  // (slots,) that sequences have gained, modulo 2^64
-  TurnedRows* turned;         // (slots, layers, heads); null: no rows turn
+  unsigned long long* bytes;  // (slots,) gained by each sequence, modulo 2^64
+  TurnedRows* turned;         // (slots, layers, heads); null: no keys are rotated
   const double* waves;        // (TurnedRows.by, 2 turned_half) of find_waves()
   int turned_half;
-  float* scores;       // workspace of all lanes
+  float* scores;       // workspace of the step's KV heads
   ScoreRange* ranges;  // AttendArgs::ranges
   int rows;            // of the step
   int layers;
-  int heads;
-  int side_runs;
+  int kv_heads;
+  int side_segments;
   int q_per_kv;
   int head_dim;
-  int longest;  // slots of a lane, at most
+  int longest;  // slots of a KV head, at most
   int weighed_rows;
-  int weighed_slots;  // of a lane whose rows have weights, at most
+  int weighed_slots;  // of a KV head with weights, at most
   int bit_words;
   int blocks;
   int fixed_blocks;
-  int remaps;   // of a lane, at most
+  int remaps;   // of a KV head, at most
   DType dtype;  // of rings
-  // Full rows that the kernels of row_pieces.cu serve, (layers, rows of the step, heads); null:
-  // there are none.
-  DevicePiece* pieces;
-  int row_parts;  // of such a lane, at most
+  // (layers, rows of the step, heads) unpacked tokens for the kernels of row_splits.cu; null: none.
+  DeviceRowSplit* row_splits;
+  int row_parts;  // parts of one of them, at most
 
-  __device__ int lane_at(int layer, int index) const {
-    return (step[index / heads].slot * layers + layer) * heads + index % heads;
+  __device__ int head_at(int layer, int index) const {
+    return (step[index / kv_heads].slot * layers + layer) * kv_heads + index % kv_heads;
   }
-  __device__ int* came_of(int lane) const {
-    return came + static_cast<int64_t>(lane) * weighed_rows;
+  __device__ int* came_of(int head) const {
+    return came + static_cast<int64_t>(head) * weighed_rows;
   }
-  /// Of a side, where the other side of each place's row is.
-  __device__ int16_t* other_of(int lane, int side) const {
-    return (side == 0 ? value_at : key_at) + static_cast<int64_t>(lane) * weighed_rows;
+  /// (weighed_rows,) of a side: place of each token's other half, its value or key.
+  __device__ int16_t* other_of(int head, int side) const {
+    return (side == 0 ? value_at : key_at) + static_cast<int64_t>(head) * weighed_rows;
   }
-  /// Of a lane whose DeviceLane::live is not null.
-  __device__ uint32_t* row_bits_of(int lane) const {
-    return row_bits + static_cast<int64_t>(lane) * bit_words;
+  /// PackedRowBits of a KV head whose DeviceHead::live is not null.
+  __device__ uint32_t* row_bits_of(int head) const {
+    return row_bits + static_cast<int64_t>(head) * bit_words;
   }
-  __device__ int* live_of(int lane, int side) const {
-    return live + static_cast<int64_t>(lane * 2 + side) * blocks;
+  __device__ int* live_of(int head, int side) const {
+    return live + static_cast<int64_t>(head * 2 + side) * blocks;
   }
 };
 

@@ -1,4 +1,4 @@
-// Which lanes the fused decode attention serves. Needs the CUDA toolkit, but no GPU.
+// Which KV heads the fused decode attention serves. Needs the CUDA toolkit, but no GPU.
 #include "kernels/cuda/attend/fused_choice.h"
 
 #include <fmt/format.h>
@@ -13,30 +13,30 @@ namespace {
 
 constexpr int kMostShared = 227 << 10;  // of an H100
 
-/// The kernel of a lane with a block of 32 rows of a spec's formats, and then full rows. Nothing is
-/// read but where they lie.
+/// The kernel of a KV head with a block of 32 rows of a spec's formats, and then full rows. Nothing
+/// is read but where they lie.
 int kernel_of(const std::string& spec, int head_dim, size_t misplaced = 0,
               int most_shared = kMostShared, bool weights_wanted = false) {
   alignas(16) static constexpr std::array<std::byte, 32> kMemory{};
   const auto made = test::quantizer(spec, test::shape_of(4, 1, head_dim));
   std::array<PackedBlock, 2> blocks;
-  std::array<std::array<SlotRun, 2>, 2> runs;
+  std::array<std::array<SlotSegment, 2>, 2> segments;
   for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
     const auto which = static_cast<size_t>(side);
     const std::byte* at = kMemory.data();
     blocks[which] = {at, at + misplaced, at, 32, 32, nullptr};
-    runs[which][0].slots = 32;
-    runs[which][0].format = &made->packing(side, 0).format;
-    runs[which][0].blocks = {&blocks[which], 1};
-    runs[which][1].slots = 5;
-    runs[which][1].rows = at;
+    segments[which][0].slots = 32;
+    segments[which][0].format = &made->packing(side, 0).format;
+    segments[which][0].blocks = {&blocks[which], 1};
+    segments[which][1].slots = 5;
+    segments[which][1].rows = at;
   }
-  PackedLane lane;
-  lane.keys = runs[0];
-  lane.values = runs[1];
-  lane.slots = 37;
-  lane.weights_wanted = weights_wanted;
-  return fused_lane(lane, head_dim, most_shared).pair;
+  PackedHead head;
+  head.keys = segments[0];
+  head.values = segments[1];
+  head.slots = 37;
+  head.weights_wanted = weights_wanted;
+  return fused_head(head, head_dim, most_shared).pair;
 }
 
 TEST(FusedChoice, EveryHeadDimOfTheTable) {

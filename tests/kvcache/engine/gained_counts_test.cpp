@@ -16,8 +16,8 @@ namespace {
 
 using namespace testlife;
 
-/// What a plane holds, and where.
-void expect_same(const Plane& found, const Plane& expected, const std::string& where) {
+/// What a buffer holds, and where.
+void expect_same(const KvBuffer& found, const KvBuffer& expected, const std::string& where) {
   ASSERT_EQ(found.bytes(), expected.bytes()) << where;
   ASSERT_EQ(found.packed(), expected.packed()) << where;
   ASSERT_EQ(found.full(), expected.full()) << where;
@@ -49,8 +49,8 @@ class GainedCountsOfSpec : public ::testing::TestWithParam<const char*> {
   Sequence copied_;
 };
 
-/// What is counted in a few numbers is what a cache on the CPU counts plane by plane, at every step
-/// the bytes and, whenever it is caught up, every row and block.
+/// What is counted in a few numbers is what a cache on the CPU counts buffer by buffer, at every
+/// step the bytes and, whenever it is caught up, every row and block.
 void GainedCountsOfSpec::check(Device device) {
   const CacheShape shape = shape_of(3, 2, 2, 16);
   const auto plan = test::plan_of(GetParam(), shape);
@@ -96,7 +96,7 @@ void GainedCountsOfSpec::check(Device device) {
         const std::string where = "step " + std::to_string(step) + ", layer " +
                                   std::to_string(layer) + ", head " + std::to_string(h);
         for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
-          expect_same(found.heads[h].plane(kRest, side), expected.heads[h].plane(kRest, side),
+          expect_same(found.heads[h].buffer(kRest, side), expected.heads[h].buffer(kRest, side),
                       where);
         }
         ASSERT_EQ(found.heads[h].tags, expected.heads[h].tags) << where;
@@ -109,12 +109,12 @@ void GainedCountsOfSpec::check(Device device) {
   EXPECT_GT(counted, kSteps / 2);
 }
 
-TEST_P(GainedCountsOfSpec, AreWhatAHostsPlanesCount) { check(Device{}); }
+TEST_P(GainedCountsOfSpec, AreWhatAHostsBuffersCount) { check(Device{}); }
 
 /// Where a GPU chooses by score, each KV head for itself, the host finds out when it is asked.
 class GainedCountsByScore : public GainedCountsOfSpec {};
 
-TEST_P(GainedCountsByScore, AreWhatAHostsPlanesCount) {
+TEST_P(GainedCountsByScore, AreWhatAHostsBuffersCount) {
   const Device gpu{DeviceKind::kCuda, 0};
   const CacheTraits traits(test::plan_of(GetParam(), shape_of(3, 2, 2, 16)), gpu);
   ASSERT_TRUE(traits.table().scores);

@@ -41,27 +41,27 @@ PlacedRows::Side side_of(std::span<const int> came, const GrowingRows& gained) {
 }
 
 /// What a KV head is described as is what it becomes again: keys and values have the same rows.
-void check_placed(const CacheTraits& traits, PlacedLanes& lanes, const HeadState& head, int layer,
+void check_placed(const CacheTraits& traits, PlacedHeads& heads, const HeadState& head, int layer,
                   const std::string& where) {
-  std::vector<SlotRun> memory(8);
-  RunList runs(memory.data());
-  TableLane lane;
-  lanes.describe(head, layer, 0, {}, runs, lane);
-  if (lane.weighed.came.empty()) return;  // in order
+  std::vector<SlotSegment> memory(8);
+  SegmentList segments(memory.data());
+  TableHead table_head;
+  heads.describe(head, layer, 0, {}, segments, table_head);
+  if (table_head.weighed.came.empty()) return;  // in order
   std::vector<int> all(static_cast<size_t>(head.slots()));
   std::iota(all.begin(), all.end(), 0);
-  ASSERT_EQ(numbers_in(lane.weighed.came), all) << where;
-  ASSERT_EQ(numbers_in(lane.weighed.values_came), all) << where;
-  PlacedRows rows{{side_of(lane.weighed.came, lane.keys_gained),
-                   side_of(lane.weighed.values_came, lane.values_gained)},
+  ASSERT_EQ(numbers_in(table_head.weighed.came), all) << where;
+  ASSERT_EQ(numbers_in(table_head.weighed.values_came), all) << where;
+  PlacedRows rows{{side_of(table_head.weighed.came, table_head.keys_gained),
+                   side_of(table_head.weighed.values_came, table_head.values_gained)},
                   {}};
   HeadState again = head;
   take_placed(traits.layer(layer), again, rows, head.slots());
   ASSERT_EQ(again.tags, head.tags) << where;
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
     for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
-      const Plane& found = again.plane(store, side);
-      const Plane& expected = head.plane(store, side);
+      const KvBuffer& found = again.buffer(store, side);
+      const KvBuffer& expected = head.buffer(store, side);
       ASSERT_EQ(found.bytes(), expected.bytes()) << where;
       ASSERT_EQ(found.packed(), expected.packed()) << where;
       ASSERT_EQ(found.full(), expected.full()) << where;
@@ -87,7 +87,7 @@ void check_lives(const std::shared_ptr<const CachePlan>& plan, const CacheTraits
     PolicyCache cache(plan, SequenceBounds(*plan).reservation(sequence.size).bytes(), Device{});
     const SequenceId id = cache.open(sequence.size, "s");
     Feeder feeder(shape);
-    PlacedLanes lanes(traits);
+    PlacedHeads heads(traits);
     feeder.pass(cache, {{'a', id, 0, prompt, true}});
     for (int step = 0; step <= kSteps; ++step) {
       sequence.layers.clear();
@@ -95,7 +95,7 @@ void check_lives(const std::shared_ptr<const CachePlan>& plan, const CacheTraits
         sequence.layers.push_back(cache.layer(id, layer));
         const std::string where =
             "step " + std::to_string(step) + ", layer " + std::to_string(layer);
-        check_placed(traits, lanes, cache.layer(id, layer).heads[0], layer, where);
+        check_placed(traits, heads, cache.layer(id, layer).heads[0], layer, where);
         if (testing::Test::HasFatalFailure()) return;
       }
       sequence.prompted = true;
@@ -158,9 +158,9 @@ TEST(TableLoadTest, HasRoomForTheBlocksOfLongPictures) {
     const TableLoad room = table_load(traits, sequences, {});
     for (const LayerState& layer : sequences[1].layers) {
       int blocks = 0;
-      for (const StorePlanes& planes : layer.heads[0].stores) {
-        for (const Plane* plane : {&planes.keys, &planes.values}) {
-          for (const PackedBlock& block : plane->blocks.all()) blocks += block.rows / 256 + 1;
+      for (const StoreBuffers& buffers : layer.heads[0].stores) {
+        for (const KvBuffer* buffer : {&buffers.keys, &buffers.values}) {
+          for (const PackedBlock& block : buffer->blocks.all()) blocks += block.rows / 256 + 1;
         }
       }
       EXPECT_GE(room.listed_blocks, blocks);

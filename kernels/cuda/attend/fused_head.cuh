@@ -8,38 +8,39 @@
 #include "kernels/cuda/attend/packed_tiles.cuh"
 #include "kernels/cuda/device/launch.cuh"
 
-// What a block of the fused decode attention (fused_kernel.cuh) is given to do: splits of a lane,
-// whose parts its warps cut into items.
+// How a warp of fused_kernel.cuh or two_pass.cuh walks over its slots: in items of up to 32, each
+// within one packed block (or one segment of f16 tokens) of keys, of values, or of both. Then the
+// half-precision arithmetic that keys and values share.
 namespace kvlm::cuda::packed {
 
 constexpr int kItemSlots = 32;
 constexpr int kItemTiles = kItemSlots / kTileSlots;
 static_assert(kSplitParts == kWarps && kPartStep == kItemSlots);
 
-/// Groups of 32 channels of a row. The last may be half of one, which takes one product, not two.
+/// Groups of 32 channels of a token. If the last is half a group, it takes one product, not two.
 constexpr int channel_groups(int dim) { return (dim + kChannelGroup - 1) / kChannelGroup; }
 
-/// Scales of a token whose channels share them in groups.
+/// Scales of a token with one scale for each group of channels.
 constexpr int scale_groups(Scaled scaled, int dim) {
   return scaled == Scaled::kToken64 ? dim / 64 : channel_groups(dim);
 }
 
-/// Bytes between the quarters of a row's scales in shared memory, which four threads read at a
-/// time: without them two would lie in the same banks.
+/// Padding in bytes between the quarters of the channels' scales in shared memory. Four threads
+/// read them at a time, in different banks.
 constexpr int quarter_pad(int dim) { return dim / 2 % 64 == 0 ? 16 : 0; }
-/// Where a quarter begins then.
+/// Offset in bytes of a padded quarter.
 template <int kDim>
 constexpr __device__ int apart_quarter(int quarter) {
   return quarter * (kDim / 2 + quarter_pad(kDim));
 }
 
-/// What a warp asks of a run for every item, in one register.
-class RunFacts {
+/// Properties of a segment that a warp reads for every item, in one register.
+class SegmentFacts {
  public:
-  RunFacts() = default;
-  /// Of any run, as if it were of f16 rows; that of codes take()s its format then.
-  __device__ RunFacts(int run, int8_t source)
-      : bits_(static_cast<uint32_t>(run) | static_cast<uint32_t>(source) << kSourceBit) {}
+  SegmentFacts() = default;
+  /// A segment of f16 tokens, until take() adds a packed format.
+  __device__ SegmentFacts(int segment, int8_t source)
+      : bits_(static_cast<uint32_t>(segment) | static_cast<uint32_t>(source) << kSourceBit) {}
   __device__ void take(const PackedFormat& format) {
     bits_ |= kCoded;
     if (format.sections == 2) bits_ |= kTwoSections;
@@ -48,53 +49,55 @@ class RunFacts {
     }
   }
 
-  __device__ int run() const { return static_cast<int>(bits_ & kRuns); }  ///< of the block's runs
-  __device__ bool coded() const { return (bits_ & kCoded) != 0; }         ///< or f16 rows
+  __device__ int segment() const { return static_cast<int>(bits_ & kSegments); }  ///< index
+  __device__ bool coded() const { return (bits_ & kCoded) != 0; }  ///< else f16 tokens
   __device__ bool two_sections() const { return (bits_ & kTwoSections) != 0; }
   __device__ bool zero_stored(int section) const {
     return (bits_ >> (kStoredBit + section) & 1) != 0;
   }
-  /// The run is another kernel's.
+  /// Marks a segment that another kernel reads.
   __device__ void pass_by() { bits_ = (bits_ & ~kCoded) | kPassedBy; }
   __device__ bool passed_by() const { return (bits_ & kPassedBy) != 0; }
-  /// Which queries keys meet; values meet none, and nobody asks.
+  /// Index of the query basis; unused for V.
   __device__ int source() const { return static_cast<int>(bits_ >> kSourceBit); }
 
  private:
-  static constexpr uint32_t kRuns = 0xff;
+  static constexpr uint32_t kSegments = 0xff;
   static constexpr uint32_t kCoded = 1 << 8;
   static constexpr uint32_t kTwoSections = 1 << 9;
-  static constexpr int kStoredBit = 10;  // and the next one
+  static constexpr int kStoredBit = 10;  // section 0; then section 1
   static constexpr uint32_t kPassedBy = 1 << 12;
   static constexpr int kSourceBit = 16;
-  static_assert(kMostFusedRuns <= kRuns);
+  static_assert(kMostFusedSegments <= kSegments);
 
   uint32_t bits_;
 };
 
-/// A run of a lane, in shared memory.
-struct LaneRun {
-  DeviceRun run;
-  PackedFormat format;  // of codes
+/// A segment in shared memory.
+struct HeadSegment {
+  DeviceSegment segment;
+  PackedFormat format;  // if packed
   int meta;             // Place::meta
-  RunFacts facts;
+  SegmentFacts facts;
 
-  /// Takes run `index` of a table, which is run `number` of the block.
+  /// Reads AttendArgs::segments[index], which becomes segment `number` of the block.
   __device__ void take(const AttendArgs& args, int index, int number) {
-    run = args.runs[index];
-    facts = RunFacts(number, run.source);
-    if (run.rows != nullptr || run.slots == 0) return;
-    format = args.formats[run.format];
+    segment = args.segments[index];
+    facts = SegmentFacts(number, segment.source);
+    if (segment.rows != nullptr || segment.slots == 0) return;
+    format = args.formats[segment.format];
     facts.take(format);
     meta = format.axis == ScaleAxis::kChannel ? static_cast<int>(format.zeros(1))
            : format.axis == ScaleAxis::kToken ? 1
                                               : 0;
   }
-  /// Where the scores of a slot of this segment are stored.
-  __device__ int place_of(int slot) const { return run.first_place + (slot - run.first_slot); }
+  /// Place of a slot of this segment; its scores are stored there.
+  __device__ int place_of(int slot) const {
+    return segment.first_place + (slot - segment.first_slot);
+  }
 };
 
-/// Rows of values as they are added: as they were copied, or each widened by a thread before.
+/// Codes of V as they are multiplied: as copied, or widened first, one token per thread.
 template <class C>
 struct WideRows {
   static constexpr int kStride = C::kStride;
@@ -108,55 +111,55 @@ requires(C::kWideStride > 0) struct WideRows<C> {
 
 enum Side { kKeySide, kValueSide, kSides };
 
-/// Where a warp is on one side of its lane: rows that are stored alike, in blocks at even strides.
-/// It lies in shared memory: all threads of a warp have the same, and registers are scarce.
+/// The memory from which a warp currently reads keys (or values): blocks at even strides. Stored
+/// in shared memory, since all threads of a warp have the same and registers are scarce.
 struct alignas(16) Place {
-  const std::byte* codes;  // of the first block; or f16 rows
+  const std::byte* codes;  // of the first block; or f16 tokens
   const std::byte* scales;
   const std::byte* zeros;
   int code_stride;  // bytes from a block to the next
   int scale_stride;
-  int begin;  // of the lane's slots
-  RunFacts facts;
-  int meta;         // zero points that a block of channels stores; of tokens 1, and 0 of a head
-  int first_block;  // where the slot was that it was made for
+  int begin;  // first slot
+  SegmentFacts facts;
+  int meta;         // kChannel: zero points stored in a block; kToken: 1; kHead: 0
+  int first_block;  // block and row of the slot that take() looked up
   int first_row;
 
-  /// Of the rows of a run around a slot: all of them, or where blocks are listed those of one
-  /// block. Gives the rows of a block, and the slot behind the rows.
-  __device__ void take(const AttendArgs& args, const LaneRun* runs, int index, int slot,
+  /// Looks up a slot of a segment: the whole segment, or its one block with the slot if blocks are
+  /// listed. Sets the rows of a block, and the slot at which the memory ends.
+  __device__ void take(const AttendArgs& args, const HeadSegment* segments, int index, int slot,
                        int& block_rows, int& end) {
-    take_run(args, runs[index], slot, block_rows, end);
-    facts = runs[index].facts;
+    take_segment(args, segments[index], slot, block_rows, end);
+    facts = segments[index].facts;
     first_block = (slot - begin) / block_rows;
     first_row = slot - begin - first_block * block_rows;
   }
 
  private:
-  __device__ void take_run(const AttendArgs& args, const LaneRun& lane_run, int slot,
-                           int& block_rows, int& end) {
-    const DeviceRun& run = lane_run.run;
-    meta = lane_run.meta;
-    begin = run.first_slot;
-    end = begin + run.slots;
-    if (run.rows != nullptr || lane_run.facts.passed_by()) {
-      codes = run.rows;
+  __device__ void take_segment(const AttendArgs& args, const HeadSegment& head_segment, int slot,
+                               int& block_rows, int& end) {
+    const DeviceSegment& segment = head_segment.segment;
+    meta = head_segment.meta;
+    begin = segment.first_slot;
+    end = begin + segment.slots;
+    if (segment.rows != nullptr || head_segment.facts.passed_by()) {
+      codes = segment.rows;
       scales = zeros = nullptr;
       code_stride = scale_stride = 0;
-      block_rows = run.slots;
+      block_rows = segment.slots;
       return;
     }
-    code_stride = run.code_stride;
-    scale_stride = run.scale_stride;
-    block_rows = run.block_rows;
-    if (block_rows != 0) return take_block(run.first_block);
-    int index = 0;  // the last block of the list that begins at or before the slot
-    int behind = run.units;
+    code_stride = segment.code_stride;
+    scale_stride = segment.scale_stride;
+    block_rows = segment.block_rows;
+    if (block_rows != 0) return take_block(segment.first_block);
+    int index = 0;  // bisection: the last block that begins at or before the slot
+    int behind = segment.units;
     while (behind - index > 1) {
       const int middle = (index + behind) / 2;
-      (args.blocks[run.listed + middle].first_slot <= slot ? index : behind) = middle;
+      (args.blocks[segment.listed + middle].first_slot <= slot ? index : behind) = middle;
     }
-    const DeviceBlock& block = args.blocks[run.listed + index];
+    const DeviceBlock& block = args.blocks[segment.listed + index];
     take_block(block);
     block_rows = block.rows;
     begin = block.first_slot;
@@ -169,34 +172,34 @@ struct alignas(16) Place {
   }
 };
 
-/// Both sides of a warp's lane. What every item asks lies together.
+/// Keys and values. What every item reads is contiguous.
 struct Places {
   Place of[kSides];
   alignas(16) int block_rows[kSides];
-  int end[kSides];  // the slot behind the place
+  int end[kSides];  // first slot after the place
 };
 
-/// Up to kItemSlots slots of a lane whose keys lie in one block, and whose values do.
+/// Up to kItemSlots slots of a KV head: their keys are in one block, and so are their values.
 struct Item {
   int slot;  // the first
   int rows;
-  RunFacts facts[kSides];
-  int block[kSides];    // of the place
-  int row[kSides];      // of the block
-  bool begins[kSides];  // the first item of a warp's part in its block
-  bool ends[kSides];    // and the last
+  SegmentFacts facts[kSides];
+  int block[kSides];    // index from Place::codes on
+  int row[kSides];      // in the block
+  bool begins[kSides];  // first of the warp's items in its block
+  bool ends[kSides];    // last of them
 };
 
-/// Walks over the items of a warp, one behind the other, on the sides [kFirst, kEnd) of a lane.
+/// Walks over the items of a warp, on the sides [kFirst, kEnd) of a KV head.
 template <int kFirst, int kEnd>
 class ItemWalk {
  public:
-  ///   runs  of the keys, then from first_values on of the values; those of one side alone from 0
-  __device__ ItemWalk(const AttendArgs& args, const LaneRun* runs, int first_values, Places& places)
-      : args_(args), runs_(runs), first_values_(first_values), places_(places) {}
+  ///   segments  of keys, then, from first_values on, of values; one side alone begins at 0
+  __device__ ItemWalk(const AttendArgs& args, const HeadSegment* segments, int first_values,
+                      Places& places)
+      : args_(args), segments_(segments), first_values_(first_values), places_(places) {}
 
-  /// Makes the first item of slots [first, end), which lie behind those before. False if there is
-  /// none.
+  /// Moves to the first item of slots [first, end), which never go backwards. False if none.
   __device__ bool start(int first, int end) {
     const int passed = first - item_.slot;
     const bool found = item_.rows > 0;
@@ -220,10 +223,10 @@ class ItemWalk {
     return true;
   }
 
-  /// The item made last.
+  /// The current item.
   __device__ const Item& item() const { return item_; }
   __device__ const Place& place(Side side) const { return places_.of[side]; }
-  /// Makes the item behind it, of slots before `end`. False if there is none.
+  /// Moves to the next item of slots before `end`. False if none.
   __device__ bool next(int end) {
     item_.slot += item_.rows;
 #pragma unroll
@@ -237,14 +240,14 @@ class ItemWalk {
     }
     if (item_.slot >= end) return false;
     if (item_.slot == places_end()) {
-      find(item_.facts[kKeySide].run(), item_.facts[kValueSide].run());
+      find(item_.facts[kKeySide].segment(), item_.facts[kValueSide].segment());
     }
     measure(end);
     return true;
   }
 
  private:
-  /// The slot behind the places of both sides.
+  /// Slot at which the place of either side ends.
   __device__ int places_end() const {
     if (kEnd - kFirst == 1) return places_.end[kFirst];
     return min(places_.end[kKeySide], places_.end[kValueSide]);
@@ -264,13 +267,13 @@ class ItemWalk {
                          behind == places_.end[side] || behind == end;
     }
   }
-  /// The places of the slot, in the runs `keys` and `values` or behind them.
+  /// Finds the places of the slot, from segments `keys` and `values` on.
   __device__ void find(int keys, int values) {
-    __syncwarp();  // nobody reads the ones before
+    __syncwarp();  // the previous places have been read
     if (const int side = static_cast<int>(threadIdx.x % 32); side >= kFirst && side < kEnd) {
       int at = side == kKeySide ? keys : values;
-      while (item_.slot >= runs_[at].run.first_slot + runs_[at].run.slots) ++at;
-      places_.of[side].take(args_, runs_, at, item_.slot, places_.block_rows[side],
+      while (item_.slot >= segments_[at].segment.first_slot + segments_[at].segment.slots) ++at;
+      places_.of[side].take(args_, segments_, at, item_.slot, places_.block_rows[side],
                             places_.end[side]);
     }
     __syncwarp();
@@ -285,18 +288,18 @@ class ItemWalk {
   }
 
   const AttendArgs& args_;
-  const LaneRun* runs_;  // of keys, then of values
+  const HeadSegment* segments_;  // of keys, then of values
   int first_values_;
   Places& places_;
   Item item_{};
 };
 
-/// Whether one of a pair of halves is at least `bound`, which is a half.
+/// Whether either half is at least `bound`, which is exact in half precision.
 __device__ inline bool any_at_least(__half2 pair, float bound) {
   return __hge2_mask(pair, __float2half2_rn(bound)) != 0;
 }
 
-/// Products of pairs of halves, and sums with one rounding.
+/// Product, then fused multiply-add, of pairs of halves.
 __device__ inline uint32_t half2_mul(uint32_t x, uint32_t y) {
   uint32_t z;
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
@@ -317,7 +320,7 @@ __device__ inline uint32_t half2_subtract(uint32_t x, uint32_t y, uint32_t z) {
   return d;
 }
 
-/// The scales, or zero points, of a row's groups of channels, in pairs.
+/// Scales (or zero points) of a token's groups of channels, in pairs.
 ///   of_slots  (slots, kGroups) halves in shared memory
 template <int kGroups>
 struct GroupHalves {
@@ -342,9 +345,9 @@ struct GroupHalves {
   }
 };
 
-/// A number as a higher and a lower half, rounded to nearest.
+/// Floats as the sum of a high and a low half, rounded to nearest.
 struct TwoHalves {
-  uint32_t higher;  // of a pair of numbers
+  uint32_t higher;  // of both floats
   uint32_t lower;
 
   __device__ TwoHalves(float x, float y) {
@@ -356,13 +359,13 @@ struct TwoHalves {
   }
 };
 
-/// Which part of products a thread has. A number is kept as halves x and y, the higher and the
-/// lower part. Times a scale s it is an operand again: threads of the higher part have round(x s),
-/// those of the lower part what that leaves, y s + (x s - round(x s)). Both take the same three
-/// instructions, a product and two sums, where the numbers of the sums are 0 for the higher part.
+/// Which half of a number a thread multiplies with: a number is the sum of a high half x and a low
+/// half y. Times a scale s, it becomes two halves again: threads of the high half have round(x s),
+/// threads of the low half y s + (x s - round(x s)). Both execute the same product and two fused
+/// multiply-adds, whose terms are 0 for the high half.
 struct PartOf {
-  uint32_t sign;  // flips the sign of x for the lower part
-  uint32_t mask;  // all bits for the lower part
+  uint32_t sign;  // flips the sign of x for the low half
+  uint32_t mask;  // all bits for the low half
 
   __device__ explicit PartOf(bool lower)
       : sign(lower ? 0x80008000u : 0u), mask(lower ? 0xffffffffu : 0u) {}

@@ -7,49 +7,49 @@
 #include <vector>
 
 #include "kernels/row_moves.h"
-#include "kvcache/plane/run_list.h"
+#include "kvcache/buffer/segment_list.h"
 
 namespace kvlm {
 
-/// A ring of rows in full precision, oldest first, in memory that it is given.
+/// A ring buffer of unpacked tokens, oldest first, in memory passed to place().
 class RowRing {
  public:
-  /// Starts empty, in memory of so many rows.
+  /// Starts empty, with capacity for `places` tokens.
   void place(std::byte* memory, int64_t places, size_t row_bytes) noexcept;
 
   int size() const noexcept { return size_; }
   int places() const noexcept { return places_; }
-  int first() const noexcept { return first_; }  ///< place of the oldest row
+  int first() const noexcept { return first_; }  ///< place of the oldest token
   size_t bytes() const noexcept { return static_cast<size_t>(size_) * row_bytes_; }
-  std::byte* begin() const noexcept { return memory_; }  ///< the first place
-  /// Rows that lie side by side from row(0); the others do so from the first place.
+  std::byte* begin() const noexcept { return memory_; }  ///< address of place 0
+  /// Tokens from row(0) up to the end of the memory; the others continue at place 0.
   int before_wrap() const noexcept { return std::min(size_, places_ - first_); }
   int place_of(int row) const noexcept {
-    const int place = first_ + row;  // no division: this is done for every KV head of a step
+    const int place = first_ + row;  // no division: runs for every KV head of a step
     return place < places_ ? place : place - places_;
   }
-  /// Row i, 0 the oldest.
+  /// Token i; 0 is the oldest.
   std::byte* row(int i) const noexcept {
     assert(i >= 0 && i < size_);
     return at(i);
   }
 
-  /// Room for `rows` more, the newest; the caller fills it. Several lie side by side: the ring has
-  /// not wrapped yet.
+  /// Appends `rows` tokens, which the caller writes to the returned address. More than one must not
+  /// wrap.
   std::byte* push(int rows = 1) noexcept;
-  /// Forgets the oldest.
+  /// Removes the oldest tokens.
   void pop(int rows) noexcept;
-  /// Row i leaves a gap, which the caller closes before anything reads these rows.
+  /// Removes token i; the caller closes the gap before any access.
   RowGap evict(int i) noexcept;
-  /// So many rows are there now, the oldest in this place.
+  /// Sets the place of the oldest token and the number of tokens.
   void take(int first, int size) noexcept { first_ = first, size_ = size; }
-  /// Becomes as long as another ring, of whose places, from its oldest row on, the first are
-  /// copied. Rows lie as they do there if the rings are alike.
-  ///   copies  returned, appended
+  /// Copies the first `places` ring entries of another ring, from its oldest token on. Entries keep
+  /// their places if both rings have the same capacity.
+  ///   copies  output, appended
   void copy(const RowRing& other, int places, std::vector<ByteRange>& copies);
 
-  /// Appends its runs, oldest rows first: two at most.
-  void add_to(RunList& runs, DType dtype) const noexcept;
+  /// Appends one segment, or two if the ring wraps, oldest tokens first.
+  void add_to(SegmentList& segments, DType dtype) const noexcept;
 
  private:
   std::byte* at(int i) const noexcept {

@@ -1,11 +1,11 @@
-#include "kvcache/plane/block_memory.h"
+#include "kvcache/buffer/block_memory.h"
 
 #include <algorithm>
 #include <cassert>
 
 namespace kvlm {
 
-void BlockMemory::place(const PlaneLayout& layout, const PlaneCapacity& capacity,
+void BlockMemory::place(const BufferLayout& layout, const BufferCapacity& capacity,
                         std::byte* memory) {
   reset();
   layout_ = layout;
@@ -73,7 +73,7 @@ uint64_t* BlockMemory::bitmap(const BlockPlace& place, int rows, bool live) noex
   const auto words = static_cast<size_t>(rows + 63) / 64;
   auto at = static_cast<size_t>(place.slot * live_words_);
   if (place.slot < 0) {
-    // A block packed once has as many rows as it likes; it gets its bitmap once in its life.
+    // A block packed once has any number of tokens. Its bitmap is allocated at its first eviction.
     assert(live_.capacity() >= live_.size() + words);
     at = live_.size();
     live_.resize(at + words);

@@ -9,59 +9,60 @@
 #include "kernels/decode_table.h"
 #include "kernels/pack.h"
 #include "kernels/row_moves.h"
-#include "kvcache/plane/block_memory.h"
-#include "kvcache/plane/run_list.h"
+#include "kvcache/buffer/block_memory.h"
+#include "kvcache/buffer/segment_list.h"
 
 namespace kvlm {
 
-/// The packed blocks of a plane, oldest rows first. Slots are counted over live rows.
+/// The block table of a K or V buffer: its packed blocks, oldest first. Slots count only tokens
+/// that were not evicted (live).
 class BlockList {
  public:
-  /// Starts empty. `owner` holds the codes if the layout is shared.
-  void place(const PlaneLayout& layout, const PlaneCapacity& capacity, std::byte* memory,
+  /// Starts empty. `owner` has the codes if the layout is shared.
+  void place(const BufferLayout& layout, const BufferCapacity& capacity, std::byte* memory,
              const BlockList* owner);
   void reset() noexcept;
 
   const BlockMemory& memory() const noexcept { return memory_; }
-  int slots() const noexcept { return slots_; }  ///< live rows
+  int slots() const noexcept { return slots_; }  ///< live tokens
   size_t bytes() const noexcept { return bytes_; }
   std::span<const PackedBlock> all() const noexcept { return blocks_; }
-  /// Blocks in another plane's memory, the oldest.
+  /// Blocks in another buffer's memory. They come first.
   std::span<const PackedBlock> elsewhere() const noexcept {
     return all().first(static_cast<size_t>(memory_.first_own()));
   }
-  /// Blocks follow each other without gaps, and no row of them was evicted.
+  /// Blocks have one stride, and no token of them was evicted.
   bool is_even() const noexcept { return even_; }
-  /// The newest block takes the next packed row.
+  /// The newest block has space for the next packed token.
   bool fills_newest() const noexcept;
 
-  /// Room for `rows` more rows, as one job or (kToken) up to the end of the last block: returns a
-  /// job without x, of at most `rows` rows.
+  /// Adds up to `rows` tokens in one block; a block of kToken may be filled in several calls.
+  /// Returns the job, without x, that packs them.
   PackJob push(int rows) noexcept;
-  /// Forgets all rows.
+  /// Removes all blocks.
   void clear() noexcept;
-  /// A live slot dies. A block that has only dead rows is free again; one that was packed once
-  /// stays on the list, without bytes.
+  /// Evicts a live slot. A block without live tokens is freed; if packed once, it stays on the list
+  /// and counts no bytes.
   void evict(int slot) noexcept;
 
-  /// What fork() needs, for `more` rows yet to be packed and a ring of `ring_rows`.
-  ///   share  packed blocks are never written again: else they are copied
-  PlaneCapacity forked_capacity(const PlaneLayout& layout, bool share, int64_t more,
-                                int64_t ring_rows) const noexcept;
-  /// Plane::fork() of the blocks.
+  /// Capacity for fork(), if `more` tokens will be packed and the ring has `ring_rows`.
+  ///   share  packed blocks never change, so they are shared instead of copied
+  BufferCapacity forked_capacity(const BufferLayout& layout, bool share, int64_t more,
+                                 int64_t ring_rows) const noexcept;
+  /// The block part of KvBuffer::fork().
   void fork(BlockList& parent, bool share, std::vector<ByteRange>& copies);
 
-  /// Says where rows and blocks lie, but for how many are packed.
+  /// Fills in addresses and strides of blocks, but not the number of packed tokens.
   void describe(GrowingRows& rows) const noexcept;
-  /// Becomes the blocks that a GPU has made of those that it was told of.
+  /// Replaces the blocks by the GPU's state of them.
   void take(const PlacedRows::Side& rows);
-  /// Rows whose places, (all_rows(),), have no number have gone.
+  /// Evicts tokens without an arrival number in `came`, (all_rows(),).
   void keep(std::span<const int> came);
 
-  /// Appends their run, if there are any; and that of elsewhere() alone.
-  void add_to(RunList& runs) const noexcept;
-  void add_elsewhere(RunList& runs) const noexcept;
-  /// Brings the blocks that push() and add_to() need into the processor's cache.
+  /// Appends the segment of all blocks, or of elsewhere(), unless it is empty.
+  void add_to(SegmentList& segments) const noexcept;
+  void add_elsewhere(SegmentList& segments) const noexcept;
+  /// Prefetches what push() and add_to() read and write.
   void prefetch() const noexcept {
     if (blocks_.empty()) return;
     __builtin_prefetch(blocks_.data());
@@ -77,7 +78,7 @@ class BlockList {
   void erase(size_t b);
 
   int slots_ = 0;
-  bool even_ = true;  // blocks lie evenly, at the strides that follow
+  bool even_ = true;  // blocks have one stride and no evicted tokens
   size_t bytes_ = 0;
   std::vector<PackedBlock> blocks_;
   std::ptrdiff_t code_stride_ = 0;
@@ -86,10 +87,10 @@ class BlockList {
   const BlockList* owner_ = nullptr;
 };
 
-/// Whether blocks lie evenly, as SlotRun says.
+/// Blocks have one stride, as SlotSegment requires.
 bool lie_evenly(std::span<const PackedBlock> blocks) noexcept;
 
-/// Rows of blocks, there or not, and those that are there.
+/// Tokens of blocks with and without evicted ones.
 int all_rows(std::span<const PackedBlock> blocks) noexcept;
 int live_rows(std::span<const PackedBlock> blocks) noexcept;
 

@@ -1,6 +1,6 @@
-// What becomes of a plane's packed blocks: rows are packed into the newest, slots die, a fork reads
-// them or copies them, and a GPU that has had them says what it has made of them.
-#include "kvcache/plane/block_list.h"
+// Changes of a buffer's packed blocks: packing, eviction, forks, and updates from a GPU that
+// changed them.
+#include "kvcache/buffer/block_list.h"
 
 #include <algorithm>
 #include <bit>
@@ -14,7 +14,7 @@ namespace {
 
 bool is_there(int number) noexcept { return number != WeighedRows::kNoRow; }
 
-/// Clears the bit of live row number `slot`.
+/// Clears the bit of the `slot`-th remaining token.
 void kill(uint64_t* live, int slot) noexcept {
   for (;; ++live) {
     const int here = std::popcount(*live);
@@ -26,9 +26,9 @@ void kill(uint64_t* live, int slot) noexcept {
   *live &= ~(bits & (~bits + 1));
 }
 
-/// The job that packs up to `rows` rows behind those of a block of `full_block` rows, and sets
-/// their bits where it has dead ones.
-PackJob job_behind(const PackedBlock& block, const BlockPlace& place, const PlaneLayout& layout,
+/// The job that packs up to `rows` tokens after those of a block of `full_block` tokens. Sets their
+/// bits if the block has a bitmap.
+PackJob job_behind(const PackedBlock& block, const BlockPlace& place, const BufferLayout& layout,
                    int full_block, int rows) noexcept {
   const PackedFormat& format = layout.packing->format;
   const auto before = static_cast<size_t>(block.rows);
@@ -37,7 +37,7 @@ PackJob job_behind(const PackedBlock& block, const BlockPlace& place, const Plan
                         : 0;
   PackJob job;
   job.rows = std::min(rows, full_block - block.rows);
-  // A plane that writes into another's block does so over nothing: that one makes no codes.
+  // If another layer writes the shared codes, this buffer must not overwrite them.
   if (layout.writes) job.codes = const_cast<std::byte*>(block.codes) + before * format.row_bytes();
   job.scales = place.scales + scales_before;
   std::byte* zeros = layout.zeros_behind(place.scales, full_block);
@@ -50,7 +50,7 @@ PackJob job_behind(const PackedBlock& block, const BlockPlace& place, const Plan
 
 }  // namespace
 
-void BlockList::place(const PlaneLayout& layout, const PlaneCapacity& capacity, std::byte* memory,
+void BlockList::place(const BufferLayout& layout, const BufferCapacity& capacity, std::byte* memory,
                       const BlockList* owner) {
   assert(layout.shared == (owner != nullptr));
   reset();
@@ -69,13 +69,12 @@ void BlockList::reset() noexcept {
 }
 
 bool BlockList::fills_newest() const noexcept {
-  const PlaneLayout& layout = memory_.layout();
+  const BufferLayout& layout = memory_.layout();
   return layout.packing != nullptr && layout.by_token() && !layout.once && !blocks_.empty() &&
          blocks_.back().rows < layout.block_rows();
 }
 
-/// Whether the blocks still lie evenly (SlotRun), after one was added that gets `rows` rows at
-/// first.
+/// The blocks still have one stride (SlotSegment), after a block with `rows` tokens was added.
 bool BlockList::lies_evenly(int rows) noexcept {
   const size_t n = blocks_.size();
   if (n < 2) return true;
@@ -83,7 +82,7 @@ bool BlockList::lies_evenly(int rows) noexcept {
   const std::ptrdiff_t codes = blocks_[n - 1].codes - blocks_[n - 2].codes;
   const std::ptrdiff_t scales = blocks_[n - 1].scales - blocks_[n - 2].scales;
   if (n == 2) {
-    // Behind a block that a fork shares, the next may be anywhere: its distance is no stride.
+    // The first own block after a shared one may be at any distance, which is not a stride.
     const BlockList& holder = memory_.layout().shared ? *owner_ : *this;
     if (memory_.first_own() > 0 &&
         (scales != memory_.stride() || codes != holder.memory_.stride())) {
@@ -95,7 +94,7 @@ bool BlockList::lies_evenly(int rows) noexcept {
   return blocks_[n - 2].rows == blocks_[0].rows && codes == code_stride_ && scales == scale_stride_;
 }
 
-/// A block without rows, with room for `rows`, becomes the newest.
+/// Appends an empty block for `rows` tokens.
 void BlockList::add(const BlockPlace& place, const std::byte* codes, int rows) {
   PackedBlock block;
   block.codes = codes;
@@ -106,7 +105,7 @@ void BlockList::add(const BlockPlace& place, const std::byte* codes, int rows) {
 }
 
 PackJob BlockList::push(int rows) noexcept {
-  const PlaneLayout& layout = memory_.layout();
+  const BufferLayout& layout = memory_.layout();
   assert(layout.packing != nullptr && rows > 0);
   const int full_block = layout.once ? rows : layout.block_rows();
   if (!fills_newest()) {
@@ -159,11 +158,11 @@ void BlockList::erase(size_t b) {
   memory_.erase(b);
 }
 
-PlaneCapacity BlockList::forked_capacity(const PlaneLayout& layout, bool share, int64_t more,
-                                         int64_t ring_rows) const noexcept {
+BufferCapacity BlockList::forked_capacity(const BufferLayout& layout, bool share, int64_t more,
+                                          int64_t ring_rows) const noexcept {
   const auto copied = share ? int64_t{fills_newest()} : static_cast<int64_t>(blocks_.size());
   const int64_t packed = layout.once ? 0 : copied * layout.block_rows() + more;
-  PlaneCapacity capacity = layout.capacity(1, packed, 1, ring_rows);
+  BufferCapacity capacity = layout.capacity(1, packed, 1, ring_rows);
   capacity.blocks += static_cast<int64_t>(blocks_.size());
   capacity.packed_rows += all_rows(blocks_);
   return capacity;
@@ -176,7 +175,7 @@ void BlockList::fork(BlockList& parent, bool share, std::vector<ByteRange>& copi
   slots_ = parent.slots_;
 }
 
-/// Block `b` of another list becomes this one's newest.
+/// Appends block `b` of another list.
 void BlockList::add_copy(BlockList& parent, size_t b, bool share, std::vector<ByteRange>& copies) {
   const int full_block = memory_.layout().block_rows();
   const PackedBlock& theirs = parent.blocks_[b];
@@ -206,7 +205,7 @@ void BlockList::add_copy(BlockList& parent, size_t b, bool share, std::vector<By
 }
 
 void BlockList::describe(GrowingRows& rows) const noexcept {
-  const PlaneLayout& layout = memory_.layout();
+  const BufferLayout& layout = memory_.layout();
   if (layout.packing == nullptr) return;
   const BlockMemory& codes = layout.shared ? owner_->memory_ : memory_;
   const BlockPlace first = memory_.at(memory_.first_own());
@@ -226,7 +225,7 @@ void BlockList::take(const PlacedRows::Side& rows) {
     return std::span(rows.came).subspan(static_cast<size_t>(block * block_rows),
                                         static_cast<size_t>(held));
   };
-  std::vector<std::pair<int, int>> order;  // numbers and blocks
+  std::vector<std::pair<int, int>> order;  // (arrival number, block)
   clear();
   memory_.clear(rows.blocks);
   for (int block = 0; block < rows.blocks; ++block) {
@@ -249,12 +248,13 @@ void BlockList::take(const PlacedRows::Side& rows) {
     keep_rows(blocks_.size() - 1, of_block(block, held));
     even_ = even_ && block == static_cast<int>(blocks_.size()) - 1 && lies_evenly(held);
   }
-  even_ = even_ && !memory_.has_free();  // else what comes next is not behind the others
+  even_ = even_ && !memory_.has_free();  // otherwise the next block fills a gap
 }
 
 void BlockList::keep(std::span<const int> came) {
   assert(came.size() == static_cast<size_t>(all_rows(blocks_)));
-  if (memory_.layout().once) {  // all bitmaps anew: those of a copy are not its own
+  // new bitmaps: a copied list still refers to those of the original
+  if (memory_.layout().once) {
     memory_.forget_bitmaps(static_cast<int>(blocks_.size()), static_cast<int>(came.size()));
   }
   for (size_t b = 0; b < blocks_.size(); ++b) {
@@ -269,7 +269,7 @@ void BlockList::keep(std::span<const int> came) {
   }
 }
 
-/// Rows of block `b` that have no number, (rows of the block,), have gone.
+/// Evicts the tokens of block `b` that have no arrival number in `came`, (rows of the block,).
 void BlockList::keep_rows(size_t b, std::span<const int> came) {
   PackedBlock& block = blocks_[b];
   const auto live = static_cast<int>(std::count_if(came.begin(), came.end(), is_there));
@@ -287,28 +287,28 @@ void BlockList::keep_rows(size_t b, std::span<const int> came) {
   block.live = place.live = bitmap;
 }
 
-void BlockList::add_to(RunList& runs) const noexcept {
+void BlockList::add_to(SegmentList& segments) const noexcept {
   if (slots_ == 0) return;
-  SlotRun& run = runs.add();
-  run.slots = slots_;
-  run.format = &memory_.layout().packing->format;
-  run.blocks = blocks_;
+  SlotSegment& segment = segments.add();
+  segment.slots = slots_;
+  segment.format = &memory_.layout().packing->format;
+  segment.blocks = blocks_;
   if (even_ && blocks_.size() > 1) {
-    run.code_stride = code_stride_;
-    run.scale_stride = scale_stride_;
+    segment.code_stride = code_stride_;
+    segment.scale_stride = scale_stride_;
   }
 }
 
-void BlockList::add_elsewhere(RunList& runs) const noexcept {
+void BlockList::add_elsewhere(SegmentList& segments) const noexcept {
   const std::span<const PackedBlock> blocks = elsewhere();
   if (blocks.empty()) return;
-  SlotRun& run = runs.add();
-  run.slots = live_rows(blocks);
-  run.format = &memory_.layout().packing->format;
-  run.blocks = blocks;
+  SlotSegment& segment = segments.add();
+  segment.slots = live_rows(blocks);
+  segment.format = &memory_.layout().packing->format;
+  segment.blocks = blocks;
   if (blocks.size() < 2 || !lie_evenly(blocks)) return;
-  run.code_stride = blocks[1].codes - blocks[0].codes;
-  run.scale_stride = blocks[1].scales - blocks[0].scales;
+  segment.code_stride = blocks[1].codes - blocks[0].codes;
+  segment.scale_stride = blocks[1].scales - blocks[0].scales;
 }
 
 bool lie_evenly(std::span<const PackedBlock> blocks) noexcept {

@@ -1,26 +1,26 @@
-#include "kvcache/plane/plane.h"
+#include "kvcache/buffer/kv_buffer.h"
 
 #include <cassert>
 
 namespace kvlm {
 
-void Plane::place(const PlaneLayout& layout, const PlaneCapacity& capacity, std::byte* packed,
-                  std::byte* full, const Plane* owner) {
+void KvBuffer::place(const BufferLayout& layout, const BufferCapacity& capacity, std::byte* packed,
+                     std::byte* full, const KvBuffer* owner) {
   blocks.place(layout, capacity, packed, owner == nullptr ? nullptr : &owner->blocks);
   ring.place(full, capacity.ring_rows, layout.row_bytes());
 }
 
-void Plane::reset() noexcept {
+void KvBuffer::reset() noexcept {
   blocks.reset();
   ring = {};
 }
 
-void Plane::fork(Plane& parent, bool share, int places, std::vector<ByteRange>& copies) {
+void KvBuffer::fork(KvBuffer& parent, bool share, int places, std::vector<ByteRange>& copies) {
   blocks.fork(parent.blocks, share, copies);
   if (places > 0) ring.copy(parent.ring, places, copies);
 }
 
-void Plane::gain(int rows, const FlushRule* window) noexcept {
+void KvBuffer::gain(int rows, const FlushRule* window) noexcept {
   for (int row = 0; row < rows; ++row) {
     ring.push();
     if (window == nullptr || full() < window->trigger) continue;
@@ -29,14 +29,14 @@ void Plane::gain(int rows, const FlushRule* window) noexcept {
   }
 }
 
-RowGap Plane::evict(int slot) noexcept {
+RowGap KvBuffer::evict(int slot) noexcept {
   assert(layout().evicts && slot >= 0 && slot < slots());
   if (slot >= packed()) return ring.evict(slot - packed());
   blocks.evict(slot);
   return {};
 }
 
-GrowingRows Plane::full_rows() const noexcept {
+GrowingRows KvBuffer::full_rows() const noexcept {
   GrowingRows rows;
   rows.ring = ring.begin();
   rows.ring_rows = ring.places();
@@ -45,7 +45,7 @@ GrowingRows Plane::full_rows() const noexcept {
   return rows;
 }
 
-GrowingRows Plane::growing() const noexcept {
+GrowingRows KvBuffer::growing() const noexcept {
   assert(blocks.is_even() || !blocks.elsewhere().empty());
   GrowingRows rows = full_rows();
   blocks.describe(rows);
@@ -53,7 +53,7 @@ GrowingRows Plane::growing() const noexcept {
   return rows;
 }
 
-GrowingRows Plane::placed() const {
+GrowingRows KvBuffer::placed() const {
   assert(owns_blocks());
   GrowingRows rows = full_rows();
   if (layout().packing == nullptr) return rows;
@@ -68,12 +68,13 @@ GrowingRows Plane::placed() const {
   return rows;
 }
 
-int Plane::places() const noexcept {
+int KvBuffer::places() const noexcept {
   if (layout().once) return all_rows(blocks.all());
   return blocks.memory().most() * layout().block_rows() + ring.places();
 }
 
-void Plane::number_places(std::span<const int> numbers, bool stays, std::vector<int>& came) const {
+void KvBuffer::number_places(std::span<const int> numbers, bool stays,
+                             std::vector<int>& came) const {
   const bool listed = layout().once || stays;
   const int block_rows = layout().block_rows();
   const int before_ring = listed ? all_rows(blocks.all()) : blocks.memory().most() * block_rows;
@@ -87,7 +88,7 @@ void Plane::number_places(std::span<const int> numbers, bool stays, std::vector<
     of_places[static_cast<size_t>(place)] = of_slot;
     ++slot;
   };
-  int begin = 0;  // of a block that may have any size
+  int begin = 0;  // of the block, if blocks have any size
   for (size_t b = 0; b < blocks.all().size(); ++b) {
     const PackedBlock& block = blocks.all()[b];
     const int first = listed ? begin : blocks.memory().places()[b].slot * block_rows;
@@ -101,7 +102,7 @@ void Plane::number_places(std::span<const int> numbers, bool stays, std::vector<
   for (int i = 0; i < full(); ++i) number(before_ring + ring.place_of(i));
 }
 
-void Plane::take_placed(const PlacedRows::Side& rows) {
+void KvBuffer::take_placed(const PlacedRows::Side& rows) {
   blocks.take(rows);
   ring.take(rows.first, rows.full);
 }

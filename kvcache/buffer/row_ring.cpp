@@ -1,4 +1,4 @@
-#include "kvcache/plane/row_ring.h"
+#include "kvcache/buffer/row_ring.h"
 
 #include <utility>
 
@@ -26,7 +26,7 @@ void RowRing::pop(int rows) noexcept {
 }
 
 RowGap RowRing::evict(int i) noexcept {
-  const bool from_front = 2 * i < size_;  // the fewer rows move
+  const bool from_front = 2 * i < size_;  // move the smaller part
   const RowGap gap{memory_, row_bytes_, places_, first_, size_, i, from_front};
   if (from_front) first_ = place_of(1);
   --size_;
@@ -44,14 +44,14 @@ void RowRing::copy(const RowRing& other, int places, std::vector<ByteRange>& cop
   }
 }
 
-void RowRing::add_to(RunList& runs, DType dtype) const noexcept {
+void RowRing::add_to(SegmentList& segments, DType dtype) const noexcept {
   const int first = before_wrap();
   for (const auto& [begin, count] : {std::pair(0, first), std::pair(first, size_ - first)}) {
     if (count == 0) continue;
-    SlotRun& run = runs.add();
-    run.slots = count;
-    run.rows = row(begin);
-    run.dtype = dtype;
+    SlotSegment& segment = segments.add();
+    segment.slots = count;
+    segment.rows = row(begin);
+    segment.dtype = dtype;
   }
 }
 
