@@ -178,7 +178,8 @@ void FusedKernel<K, kKeys, V, kValues>::launch(const AttendArgs& args, const Fus
     const dim3 grid(static_cast<unsigned>(fused.heads), static_cast<unsigned>(fused.blocks),
                     static_cast<unsigned>(fused_query_blocks(kDim, args.q_per_kv)));
     const int bytes = shared_bytes_of<K, kKeys, V, kValues, kGroups>(fused.sources);
-    auto kernel = attend_split<K, kKeys, V, kValues, kGroups, false>;
+    constexpr bool kAlways = kMayLoseRows && kDim != 64 && kDim != 128;  // compiles in less time
+    auto kernel = attend_split<K, kKeys, V, kValues, kGroups, kAlways>;
     if constexpr (kMayLoseRows) {
       if (fused.lose_rows) kernel = attend_split<K, kKeys, V, kValues, kGroups, true>;
     }

@@ -1,21 +1,22 @@
-# The kernels that attend on the tensor cores, by the codecs of kernels/codecs/ that they read, how
-# codes are scaled (Scaled in fused_attention.h), and for which head_dims. Rows of keys are whole
-# words, which those of 1, 3 and 5 bits are not at 80.
+# The kernels that attend on the tensor cores: by the codecs of kernels/codecs/ that they read, how
+# codes are scaled (Scaled in fused_attention.h), and head_dim. Each takes 20 to 60 seconds to
+# compile, so that rare widths have 64 and 128 alone. any_format.cu reads what is not listed.
 
-# One pass (fused_kernel.cuh): keys, values, head_dims.
+# One pass (fused_kernel.cuh): keys, values, head_dims. If tokens are weighed or evicted in place,
+# only pairs whose keys and values are scaled by token; others then take two passes.
 set(one_pass
-  "Bits1 kChannel Bits1 kToken32 64 96 128 256"
-  "Bits2 kChannel Bits1 kToken32 64 80 96 128 256"
+  "Bits1 kChannel Bits1 kToken32 64 128"
+  "Bits2 kChannel Bits1 kToken32 64 128"
   "Bits2 kChannel Bits2 kToken32 64 80 96 128 256"
-  "Bits3 kChannel Bits3 kToken32 64 96 128 256"
+  "Bits3 kChannel Bits3 kToken32 64 128"
   "Bits4 kChannel Bits4 kToken32 64 80 96 128 256"
-  "Bits5 kChannel Bits5 kToken32 64 96 128 256"
+  "Bits5 kChannel Bits5 kToken32 64 128"
   "Bits8 kChannel Bits8 kToken32 64 80 96 128 256"
-  "Bits1 kToken Bits1 kToken 64 96 128 256"
+  "Bits1 kToken Bits1 kToken 64 128"
   "Bits2 kToken Bits2 kToken 64 80 96 128 256"
   "Bits4 kToken Bits4 kToken 64 80 96 128 256"
   "Bits8 kToken Bits8 kToken 64 80 96 128 256"
-  "Bits2 kToken32 Bits2 kToken32 64 96 128 256"
+  "Bits2 kToken32 Bits2 kToken32 64 128"
   "Nf4 kToken Nf4 kToken 64 128"
   "Nf4 kToken64 Nf4 kToken64 128"
   "Bits21 kChannel Trit5 kChannel 128"

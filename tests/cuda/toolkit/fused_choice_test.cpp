@@ -50,12 +50,16 @@ TEST(FusedChoice, EveryHeadDimOfTheTable) {
   }
 }
 
-TEST(FusedChoice, RowsOfKeysThatAreNoWholeWordsHaveNone) {
+/// Instances of rare widths are left out where few models would use them: they take long to
+/// compile.
+TEST(FusedChoice, RareWidthsHaveOnePassAt64And128) {
   for (const char* spec : {"kivi,bits=1", "kivi,bits=3", "kivi,bits=5", "head_quantile"}) {
-    for (const int head_dim : {64, 96, 128, 256}) {
+    for (const int head_dim : {64, 128}) {
       EXPECT_NE(kernel_of(spec, head_dim), 0) << fmt::format("{}, head_dim {}", spec, head_dim);
     }
-    EXPECT_EQ(kernel_of(spec, 80), 0) << spec;
+    for (const int head_dim : {80, 96, 256}) {
+      EXPECT_EQ(kernel_of(spec, head_dim), 0) << fmt::format("{}, head_dim {}", spec, head_dim);
+    }
   }
 }
 
