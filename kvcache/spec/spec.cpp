@@ -133,8 +133,8 @@ constexpr std::string_view kNoPruning =
     "it drops visual tokens while the prompt is computed; rules here drop cached ones, for example "
     "snapkv or prefixkv";
 constexpr std::string_view kNoCodebooks =
-    "it needs learned codebooks, sketches or sparse outliers, which no format here has; the nearest "
-    "are kivi, nf4 and int4,rotate=hadamard";
+    "it needs learned codebooks, sketches or sparse outliers, which no format here has; "
+    "the nearest are kivi, nf4 and int4,rotate=hadamard";
 constexpr std::string_view kNoSparseReading =
     "it keeps every token and reads some of them a step; rules here evict, for example snapkv";
 constexpr std::pair<std::string_view, std::string_view> kNotBuilt[] = {
