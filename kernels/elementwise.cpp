@@ -7,18 +7,20 @@
 #include "kernels/base/queue.h"
 #include "kernels/check.h"
 #include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/quantized_product.h"
 #include "kernels/cuda/model/elementwise.h"
+#include "kernels/cuda/product/quantized.h"
 
 // Copies, sums and conversions of tensors: checks, then the CPU's or the GPU's implementation.
 namespace kvlm {
 
-void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> ids,
-                 Stream& stream) {
+void gather_rows(TensorView y, const Weight& table, std::span<const int32_t> ids, Stream& stream) {
   constexpr std::string_view kOp = "gather_rows";
-  check::rank(kOp, "table", table, 2, "(entries, dim)");
+  const ConstTensorView entries(table.data(), table.dtype(), table.shape(), table.device());
+  check::rank(kOp, "table", entries, 2, "(entries, dim)");
   check::f32(kOp, "y", y, {static_cast<int64_t>(ids.size()), table.shape()[1]},
              "a row of the table per id", stream);
-  check::floating(kOp, "table", table, stream);
+  check::floating(kOp, "table", entries, stream);
   for (size_t row = 0; row < ids.size(); ++row) {
     if (ids[row] < 0 || ids[row] >= table.shape()[0]) {
       check::refuse(
@@ -28,8 +30,12 @@ void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> i
     }
   }
   if (y.elements() == 0) return;
-  if (check::on_gpu(stream)) return cuda::gather_rows(y, table, ids, stream);
-  cpu::gather_rows(y, table, ids, stream);
+  if (table.is_quantized()) {
+    if (check::on_gpu(stream)) return cuda::gather_rows(y, table.quantized(), ids, stream);
+    return cpu::gather_rows(y, table.quantized(), ids, stream);
+  }
+  if (check::on_gpu(stream)) return cuda::gather_rows(y, table.plain(), ids, stream);
+  cpu::gather_rows(y, table.plain(), ids, stream);
 }
 
 void copy(TensorView to, ConstTensorView from, Stream& stream) {

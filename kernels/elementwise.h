@@ -3,17 +3,18 @@
 #include <span>
 
 #include "kernels/base/tensor.h"
+#include "kernels/weight.h"
 
 namespace kvlm {
 
 /// y[r,:] = table[ids[r],:], widened to y's dtype.
 ///
-///   table  (entries, dim)  f32 | f16 | bf16
+///   table  (entries, dim)  f32 | f16 | bf16, or quantized
 ///   ids    (rows,)         each in [0, entries)
 ///   y      (rows, dim)     f32
 ///
 /// Throws Error{kInvalidArgument} on a mismatch or an id outside the table.
-void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> ids, Stream& stream);
+void gather_rows(TensorView y, const Weight& table, std::span<const int32_t> ids, Stream& stream);
 
 /// to = from between any devices, of which the stream's is one; equal shapes and dtypes. Memory of
 /// the host may be reused, or read, when it returns.

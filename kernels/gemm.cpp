@@ -4,6 +4,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/quantized_product.h"
 #include "kernels/cuda/product/gemm.h"
 #include "kernels/elementwise.h"
 
@@ -15,20 +16,23 @@ namespace {
 
 constexpr std::string_view kLinear = "linear";
 
-void check_factors(ConstTensorView x, ConstTensorView w, ConstTensorView bias, Stream& stream) {
+/// A matrix of weights as a tensor of the type that it is multiplied in, for checks alone.
+ConstTensorView as_tensor(const Weight& w) { return {w.data(), w.dtype(), w.shape(), w.device()}; }
+
+void check_factors(ConstTensorView x, const Weight& w, ConstTensorView bias, Stream& stream) {
   check::rank(kLinear, "x", x, 2, "(rows, in)");
-  check::rank(kLinear, "w", w, 2, "(out, in)");
+  check::rank(kLinear, "w", as_tensor(w), 2, "(out, in)");
   const int64_t out = w.shape()[0];
-  check::shape(kLinear, "w", w, {out, x.shape()[1]}, "(out, in) for the rows of x");
+  check::shape(kLinear, "w", as_tensor(w), {out, x.shape()[1]}, "(out, in) for the rows of x");
   check::activation(kLinear, "x", x);
-  check::floating(kLinear, "w", w, stream);
+  check::floating(kLinear, "w", as_tensor(w), stream);
   check::on_stream(kLinear, "x", x, stream);
   if (!bias.empty()) {
     check::f32(kLinear, "bias", bias, {out}, "(out,) of w", stream);
   }
 }
 
-void check_linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias,
+void check_linear(TensorView y, ConstTensorView x, const Weight& w, ConstTensorView bias,
                   Stream& stream) {
   check_factors(x, w, bias, stream);
   check::f32(kLinear, "y", y, {x.shape()[0], w.shape()[0]}, "(rows, out) of x and w", stream);
@@ -47,7 +51,7 @@ void check_gated(TensorView y, const Projection& gate, const Projection& up, Con
       check_linear(of->y, x, of->w, of->bias, stream);
     }
   }
-  check::shape(kOp, "up.w", up.w, gate.w.shape(), "the shape of gate.w");
+  check::shape(kOp, "up.w", as_tensor(up.w), gate.w.shape(), "the shape of gate.w");
   check::shape(kOp, "y", y, {x.shape()[0], gate.w.shape()[0]}, "(rows, out) of x and gate.w");
   check::activation(kOp, "y", y);
   check::on_stream(kOp, "y", y, stream);
@@ -62,24 +66,29 @@ void check_gated(TensorView y, const Projection& gate, const Projection& up, Con
 
 }  // namespace
 
-void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
+void linear(TensorView y, ConstTensorView x, const Weight& w, ConstTensorView bias, bool add,
             Stream& stream) {
   check_linear(y, x, w, bias, stream);
   if (y.empty()) return;
   if (check::on_gpu(stream)) return cuda::linear(y, x, w, bias, add, stream);
-  cpu::linear(y, x, w, bias, add, stream);
+  if (w.is_quantized()) {
+    const Projection projection{y, w, bias};
+    return cpu::quantized_linears({&projection, 1}, x, add, stream);
+  }
+  cpu::linear(y, x, w.plain(), bias, add, stream);
 }
 
 namespace {
 
 /// What linear() asks of its operands where a tail follows.
-void check_tail(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail,
+void check_tail(TensorView y, ConstTensorView x, const Weight& w, const LinearTail& tail,
                 Stream& stream) {
   check_factors(x, w, tail.bias, stream);
   const int64_t out = w.shape()[0];
   const int64_t columns = tail.gated ? out / 2 : out;
   if (tail.gated) {
-    check::shape(kLinear, "w", w, {2 * columns, x.shape()[1]}, "(out, in) for the rows of x");
+    check::shape(kLinear, "w", as_tensor(w), {2 * columns, x.shape()[1]},
+                 "(out, in) for the rows of x");
   }
   check::shape(kLinear, "y", y, {x.shape()[0], columns}, "the columns that the tail does not use");
   check::activation(kLinear, "y", y);
@@ -110,7 +119,7 @@ Tensor gated(const Tensor& product, Activation activation, Stream& stream) {
 }
 
 /// linear() with a tail on the CPU, of operations that there are anyway.
-void compose(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail,
+void compose(TensorView y, ConstTensorView x, const Weight& w, const LinearTail& tail,
              Stream& stream) {
   const bool plain = tail.scale.empty() && !tail.gated;
   if (plain && !(tail.add && tail.activation)) {
@@ -132,7 +141,7 @@ void compose(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTai
 
 }  // namespace
 
-void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail,
+void linear(TensorView y, ConstTensorView x, const Weight& w, const LinearTail& tail,
             Stream& stream) {
   check_tail(y, x, w, tail, stream);
   if (y.elements() == 0) return;
@@ -147,19 +156,22 @@ void linears(std::span<const Projection> projections, ConstTensorView x, Stream&
   if (check::on_gpu(stream) && !x.empty()) {
     return cuda::linears(projections, x, stream);
   }
+  const bool quantized = std::ranges::all_of(
+      projections, [](const Projection& projection) { return projection.w.is_quantized(); });
+  if (quantized && !x.empty()) return cpu::quantized_linears(projections, x, false, stream);
   for (const Projection& projection : projections) {
     linear(projection.y, x, projection.w, projection.bias, false, stream);
   }
 }
 
-DType operand_dtype(std::initializer_list<ConstTensorView> ws, int64_t rows) {
-  const auto taken = [rows](ConstTensorView w) {
+DType operand_dtype(std::initializer_list<Weight> ws, int64_t rows) {
+  const auto taken = [rows](const Weight& w) {
     return w.device().kind == DeviceKind::kCuda ? cuda::operand_dtype(w, rows) : DType::kF32;
   };
   if (ws.size() == 0) return DType::kF32;
   const DType first = taken(*ws.begin());
   const bool alike =
-      std::all_of(ws.begin(), ws.end(), [&](ConstTensorView w) { return taken(w) == first; });
+      std::all_of(ws.begin(), ws.end(), [&](const Weight& w) { return taken(w) == first; });
   return alike ? first : DType::kF32;
 }
 

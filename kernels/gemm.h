@@ -6,24 +6,29 @@
 
 #include "kernels/activation.h"
 #include "kernels/base/tensor.h"
+#include "kernels/weight.h"
 
 namespace kvlm {
 
 /// y[r,:] = x[r,:] * W^T + bias   or, with add, y[r,:] += x[r,:] * W^T + bias.
 ///
 ///   x     (rows, in)    f32 (CUDA also f16 | bf16; operand_dtype() is taken as it is)
-///   w     (out, in)     f32 | f16 | bf16, read in its own format, accumulated in f32
+///   w     (out, in)     f32 | f16 | bf16, read in its own format, accumulated in f32; or quantized
 ///   bias  (out,)        f32; may be empty()
 ///   y     (rows, out)   f32; may not alias x
 ///
 /// On CUDA w and bias may be read before what is queued ahead is done, so only copies, or work that
 /// the host has waited for, may have written them.
 ///
+/// With quantized weights the CPU rounds x to int8, per row and 32 inputs
+/// (cpu/quantized_product.h), and a GPU to the format's activations, in which it also rounds the
+/// weights above kMostQuantized rows.
+///
 /// A row of y depends on its row of x alone, bit for bit: not on `rows` while rows <=
 /// kMaxDecodeRows (on CUDA up to 4, and above in half precision), and never on the number of
 /// threads. Asynchronous on CUDA. Throws Error{kInvalidArgument} on a shape, dtype or device
 /// mismatch.
-void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
+void linear(TensorView y, ConstTensorView x, const Weight& w, ConstTensorView bias, bool add,
             Stream& stream);
 
 /// What becomes of a product p before it is stored, in this order.
@@ -42,13 +47,13 @@ struct LinearTail {
 ///
 /// On CUDA, products of half-precision weights that are not stored at once are rounded to the
 /// weights' dtype in between. Otherwise as linear().
-void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail,
+void linear(TensorView y, ConstTensorView x, const Weight& w, const LinearTail& tail,
             Stream& stream);
 
 /// One of several products of the same x.
 struct Projection {
   TensorView y;          ///< (rows, out)
-  ConstTensorView w;     ///< (out, in)
+  Weight w;              ///< (out, in)
   ConstTensorView bias;  ///< (out,); may be empty()
 };
 
@@ -60,7 +65,7 @@ void linears(std::span<const Projection> projections, ConstTensorView x, Stream&
 /// The dtype in which products with all of `ws` take `rows` rows of x as they are: on CUDA that of
 /// the weights where many rows are multiplied in it, otherwise, and where they differ, f32. Rows
 /// that are rounded to it beforehand give the bits that f32 rows give.
-DType operand_dtype(std::initializer_list<ConstTensorView> ws, int64_t rows);
+DType operand_dtype(std::initializer_list<Weight> ws, int64_t rows);
 
 /// y = activation(gate.y) * up.y of two products of the same x. On CUDA a few rows take one launch,
 /// and so do many where gates_alone() says so.
@@ -81,6 +86,9 @@ void gated_linears(TensorView y, const Projection& gate, const Projection& up,
 /// answers for the current GPU.
 bool gates_alone(const Projection& gate, const Projection& up, Activation activation, DType dtype,
                  int64_t rows);
+
+/// Above this many rows a GPU turns quantized weights into floats first.
+inline constexpr int64_t kMostQuantized = 256;
 
 /// Up to this many rows `linear` streams the weights once and computes each row as it would alone;
 /// above it uses the library's matrix product.

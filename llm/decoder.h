@@ -52,8 +52,11 @@ class Decoder {
   /// The rows of a sequence of up to this length are rotated alike however it goes on; those of a
   /// longer one depend on its length when they are read (dynamic RoPE).
   virtual int settled_positions() const noexcept { return max_positions(); }
-  /// The type its matrices are stored in.
+  /// The type its matrices are stored in, or that their products take activations in where they are
+  /// quantized.
   virtual DType weight_dtype() const noexcept = 0;
+  /// How the matrices of its layers are stored: "bf16", "int4 in groups of 32".
+  virtual std::string weight_format() const { return std::string(dtype_name(weight_dtype())); }
   /// Bytes of its weights, and of those that one decode step reads.
   virtual size_t weight_bytes() const noexcept = 0;
   virtual size_t step_weight_bytes() const noexcept = 0;

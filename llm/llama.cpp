@@ -26,8 +26,8 @@ namespace kvlm {
 namespace {
 
 struct Linear {
-  ConstTensorView weight;  // (out, in)
-  ConstTensorView bias;    // (out,) f32 or empty
+  Weight weight;         // (out, in)
+  ConstTensorView bias;  // (out,) f32 or empty
 };
 
 struct Layer {
@@ -82,6 +82,7 @@ class Llama final : public Decoder {
                                                            : config_.max_positions;
   }
   DType weight_dtype() const noexcept override { return lm_head_.dtype(); }
+  std::string weight_format() const override { return layers_.front().gate.weight.format_name(); }
   size_t weight_bytes() const noexcept override { return weight_bytes_; }
   size_t step_weight_bytes() const noexcept override { return step_weight_bytes_; }
   size_t workspace_bytes(int64_t rows) const noexcept override {
@@ -100,7 +101,7 @@ class Llama final : public Decoder {
   void look_angles_up(TensorView cos, TensorView sin, Stream& stream);
   /// rms_norm() of x, in the dtype in which its products with `products` take it.
   ConstTensorView normed(ConstTensorView x, ConstTensorView norm,
-                         std::initializer_list<ConstTensorView> products, Stream& stream);
+                         std::initializer_list<Weight> products, Stream& stream);
   void attention_block(int index, bool generates, TensorView x, ConstTensorView cos,
                        ConstTensorView sin, KvCache& cache, Stream& stream);
   TensorView layers(const DecoderStep& step, ConstTensorView cos, ConstTensorView sin,
@@ -120,9 +121,9 @@ class Llama final : public Decoder {
   std::vector<std::shared_ptr<const void>> owners_;
   size_t weight_bytes_ = 0;
   size_t step_weight_bytes_ = 0;
-  ConstTensorView embeddings_;  // (vocab, hidden)
-  ConstTensorView norm_;        // (hidden,) f32
-  ConstTensorView lm_head_;     // (vocab, hidden)
+  Weight embeddings_;     // (vocab, hidden)
+  ConstTensorView norm_;  // (hidden,) f32
+  Weight lm_head_;        // (vocab, hidden)
   std::vector<Layer> layers_;
 
   Device device_;
@@ -161,7 +162,7 @@ constexpr int kAlikeBefore = 8;
 
 Linear Llama::take_linear(WeightMap& weights, const std::string& name, int out, int in, bool bias) {
   Linear linear;
-  linear.weight = weights.take(name + ".weight", {out, in});
+  linear.weight = weights.take_matrix(name + ".weight", {out, in}, MatrixUse::kDecoder);
   step_weight_bytes_ += linear.weight.bytes();
   if (bias) linear.bias = weights.take_f32(name + ".bias", {out});
   return linear;
@@ -197,16 +198,18 @@ Llama::Llama(const LlamaConfig& config, WeightMap& weights, const std::string& p
 
   // Presence decides: whichever of the two tables exists serves both ends, and when both do and
   // differ they are not tied, whatever the flag says, as in transformers.
-  const Shape table{config.vocab_size, hidden};
+  const auto take_table = [&](const std::string& name) {
+    return weights.take_matrix(name, {config.vocab_size, hidden}, MatrixUse::kVocabulary);
+  };
   const std::string embed_name = prefix + "embed_tokens.weight";
   const bool tied = config.tie_embeddings;
   if (tied && !weights.contains(embed_name)) {
-    embeddings_ = lm_head_ = weights.take("lm_head.weight", table);
+    embeddings_ = lm_head_ = take_table("lm_head.weight");
   } else {
     const bool has_head = weights.contains("lm_head.weight");
     const bool same = tied && has_head && weights.same(embed_name, "lm_head.weight");
-    embeddings_ = weights.take(embed_name, table);
-    if (has_head || !tied) lm_head_ = weights.take("lm_head.weight", table);
+    embeddings_ = take_table(embed_name);
+    if (has_head || !tied) lm_head_ = take_table("lm_head.weight");
     if (same || (tied && !has_head)) lm_head_ = embeddings_;
   }
   step_weight_bytes_ += lm_head_.bytes();
@@ -262,7 +265,7 @@ void Llama::look_angles_up(TensorView cos, TensorView sin, Stream& stream) {
 }
 
 ConstTensorView Llama::normed(ConstTensorView x, ConstTensorView norm,
-                              std::initializer_list<ConstTensorView> products, Stream& stream) {
+                              std::initializer_list<Weight> products, Stream& stream) {
   const int64_t rows = x.shape()[0];
   const TensorView y = normed_.rows(rows, {config_.hidden}, operand_dtype(products, rows));
   rms_norm(y, x, norm, config_.rms_eps, stream);

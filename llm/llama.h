@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "kernels/base/weights.h"
+#include "kernels/weight_map.h"
 #include "llm/decoder.h"
 #include "llm/rope_angles.h"
 

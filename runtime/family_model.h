@@ -20,6 +20,7 @@ class FamilyModel : public Model {
   std::string_view name() const noexcept override { return name_; }
   std::string_view family() const noexcept override { return family_; }
   DType dtype() const noexcept override { return dtype_; }
+  std::string weight_format() const override { return decoder_->weight_format(); }
   size_t weight_bytes() const noexcept override;
   const Tokenizer& tokenizer() const noexcept override { return *text_.tokenizer; }
   Decoder& decoder() noexcept override { return *decoder_; }

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "kernels/base/weights.h"
+#include "kernels/weight_map.h"
 #include "kvcache/plan/cache_plan.h"
 
 namespace kvlm {

@@ -71,6 +71,8 @@ class Model {
   virtual std::string_view name() const noexcept = 0;
   virtual std::string_view family() const noexcept = 0;
   virtual DType dtype() const noexcept = 0;
+  /// Decoder::weight_format().
+  virtual std::string weight_format() const { return std::string(dtype_name(dtype())); }
   virtual size_t weight_bytes() const noexcept = 0;
 
   virtual const Tokenizer& tokenizer() const noexcept = 0;

@@ -16,7 +16,7 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COLUMNS, MEAN, LONGEST, WORDS = 128, 20, 40, 45_000
+COLUMNS, MEAN, LONGEST, WORDS = 128, 20, 40, 46_000
 LENGTH = {"README.md": 110, "docs/results.md": 150, "docs/engineering-notes.md": 300, "docs/glossary.md": 60,
           "docs/architecture.md": 200}
 # Printed by vlm-kv list and tools/results/page.py; not counted among the words that people wrote.

@@ -10,6 +10,7 @@
 #include "tools/bench/vision.h"
 #include "tools/common/help.h"
 #include "tools/common/program.h"
+#include "tools/common/weight_options.h"
 
 // vlm-bench: the subcommands and their options. Each measures in a file of tools/bench/.
 namespace kvlm {
@@ -53,6 +54,7 @@ void add_session(CLI::App& command, SessionOptions& session) {
   command.add_option("-m,--model", session.model, "As vlm-run's -m")->capture_default_str();
   command.add_option("--device", session.device, "auto, cpu or cuda[:N]");
   command.add_option("--dtype", session.dtype, "auto, f32, f16 or bf16");
+  add_weight_options(command, session);
   command.add_option("-t,--threads", session.threads, "CPU threads; 0: one per core");
 }
 

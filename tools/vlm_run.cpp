@@ -110,6 +110,13 @@ int run(int argc, char** argv) {
   RunOptions options;
   if (const auto status = parse_options(argc, argv, options)) return *status;
   catch_interrupts();
+  if (!options.save_weights.empty()) {
+    SessionOptions session = options.session;
+    session.dry = true;
+    Session(session).save_weights(options.save_weights);
+    print_message("vlm-run: wrote {}\n", options.save_weights);
+    return 0;
+  }
   const bool asked = !options.prompt.empty();
   options.prompt = read_prompt(options.prompt);
   options.system = read_prompt(options.system, "--system");

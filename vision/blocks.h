@@ -7,8 +7,8 @@
 
 #include "kernels/activation.h"
 #include "kernels/attention.h"
-#include "kernels/base/weights.h"
 #include "kernels/norm.h"
+#include "kernels/weight_map.h"
 
 namespace kvlm {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "kernels/activation.h"
-#include "kernels/base/weights.h"
+#include "kernels/weight_map.h"
 #include "vision/vit.h"
 
 namespace kvlm {

@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "kernels/base/weights.h"
+#include "kernels/weight_map.h"
 #include "vision/vit.h"
 
 namespace kvlm {

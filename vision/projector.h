@@ -4,7 +4,7 @@
 #include <string>
 
 #include "kernels/activation.h"
-#include "kernels/base/weights.h"
+#include "kernels/weight_map.h"
 
 namespace kvlm {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/base/weights.h"
+#include "kernels/weight_map.h"
 #include "vision/patch_order.h"
 
 namespace kvlm {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/activation.h"
-#include "kernels/base/weights.h"
+#include "kernels/weight_map.h"
 #include "vision/encoder.h"
 
 namespace kvlm {

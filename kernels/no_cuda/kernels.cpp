@@ -28,6 +28,7 @@
 #include "kernels/cuda/pack/key_basis.h"
 #include "kernels/cuda/pack/pack.h"
 #include "kernels/cuda/product/gemm.h"
+#include "kernels/cuda/product/quantized.h"
 #include "kernels/cuda/table/row_moves.h"
 #include "kernels/cuda/table/store_rows.h"
 #include "kernels/decode_table.h"
@@ -92,6 +93,10 @@ void gather_rows(TensorView, ConstTensorView, std::span<const int32_t>, Stream&)
   refuse("gather_rows");
 }
 
+void gather_rows(TensorView, const QuantizedMatrix&, std::span<const int32_t>, Stream&) {
+  refuse("gather_rows");
+}
+
 void add(TensorView, ConstTensorView, Stream&) { refuse("add"); }
 
 void add_scaled(TensorView, ConstTensorView, ConstTensorView, Stream&) { refuse("add_scaled"); }
@@ -105,17 +110,17 @@ void expected_attention(const FutureQueries&, ConstTensorView, std::span<const S
 
 void fill_random(TensorView, uint64_t, float, Stream&) { refuse("fill_random"); }
 
-void linear(TensorView, ConstTensorView, ConstTensorView, ConstTensorView, bool, Stream&) {
+void linear(TensorView, ConstTensorView, const Weight&, ConstTensorView, bool, Stream&) {
   refuse("linear");
 }
 
-void linear(TensorView, ConstTensorView, ConstTensorView, const LinearTail&, Stream&) {
+void linear(TensorView, ConstTensorView, const Weight&, const LinearTail&, Stream&) {
   refuse("linear");
 }
 
 void linears(std::span<const Projection>, ConstTensorView, Stream&) { refuse("linears"); }
 
-DType operand_dtype(ConstTensorView, int64_t) { refuse("operand_dtype"); }
+DType operand_dtype(const Weight&, int64_t) { refuse("operand_dtype"); }
 
 void gated_linears(TensorView, const Projection&, const Projection&, Activation, ConstTensorView,
                    Stream&) {

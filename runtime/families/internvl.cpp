@@ -221,8 +221,7 @@ TextFiles read_chat_text(const ModelSource& source, const ConfigReader& config,
 std::unique_ptr<Model> assemble(ModelSource& source, InternVlParts parts,
                                 const LoadOptions& options, Stream& stream) {
   WeightMap& weights = source.weights;
-  if (options.dtype) weights.convert(*options.dtype);
-  weights.place_on(stream.device());
+  prepare_weights(weights, options, stream);
   return std::make_unique<InternVl>(source, std::move(parts), options, weights, stream);
 }
 

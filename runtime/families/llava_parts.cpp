@@ -109,8 +109,7 @@ LlavaModel::LlavaModel(const LlavaSource& from, TextFiles text)
   const LlavaConfig& llava = from.config;
   WeightMap& weights = from.source.weights;
   weights.rename(&canonical_llava_name);
-  if (from.options.dtype) weights.convert(*from.options.dtype);
-  weights.place_on(from.stream.device());
+  prepare_weights(weights, from.options, from.stream);
 
   tower_ = make_tower(llava, weights);
   projector_ =

@@ -215,8 +215,7 @@ std::unique_ptr<Model> load_qwen_vl(ModelSource source, const LoadOptions& optio
   TextFiles text = read_text_files(source, config, qwen.decoder, placeholders, builtin);
   WeightMap& weights = source.weights;
   weights.rename(&canonical_qwen_vl_name);
-  if (options.dtype) weights.convert(*options.dtype);
-  weights.place_on(stream.device());
+  prepare_weights(weights, options, stream);
   return std::make_unique<QwenVl>(source, qwen, std::move(processor), options, std::move(text),
                                   weights, stream);
 }

@@ -22,6 +22,7 @@
 #include "runtime/loading/config.h"
 #include "runtime/loading/mapped_file.h"
 #include "runtime/loading/quantization.h"
+#include "runtime/loading/quantized_tensors.h"
 #include "runtime/loading/safetensors.h"
 
 // A model folder: config.json and its companions as checked JSON, and the tensors of its
@@ -247,8 +248,8 @@ struct Checkpoint::State {
   Json config;
   std::vector<Shard> shards;
   std::vector<std::string> warnings;
+  std::optional<QuantizationConfig> quantization;
   size_t weight_bytes = 0;
-  bool are_weights_taken = false;
 
   void open_weights();
   void open_sharded();
@@ -379,8 +380,10 @@ nlohmann::json read_config(const fs::path& folder) {
 Checkpoint::Checkpoint(fs::path folder) : state_(std::make_unique<State>(std::move(folder))) {
   state_->config = read_config(state_->folder);
   // Before the weights: their names and types are the quantizer's.
-  refuse_quantized(state_->folder, state_->config,
-                   [&](const std::string& file) { return read_json(state_->folder, file); });
+  state_->quantization =
+      read_quantization(state_->folder, state_->config,
+                        [&](const std::string& file) { return read_json(state_->folder, file); });
+  if (state_->quantization) state_->warnings = state_->quantization->warnings;
   state_->open_weights();
 }
 
@@ -415,33 +418,60 @@ std::optional<std::string> Checkpoint::text(const std::string& file_name) const 
   return std::string(text_of(*file));
 }
 
-WeightMap Checkpoint::take_weights() {
-  assert(!state_->are_weights_taken);
-  state_->are_weights_taken = true;
-  WeightMap weights;
+namespace {
+
+/// Adds a tensor as it lies in its file, copied only if it is not aligned.
+void add_tensor(WeightMap& weights, const std::string& name, const StoredTensor& tensor) {
+  const std::optional<DType> dtype = readable_dtype(tensor.dtype);
+  if (!dtype) return weights.add_unreadable(name, tensor.dtype);
+  const Shape shape = shape_of(tensor.shape);
+  const ConstTensorView view(tensor.data, *dtype, shape);
+  if (reinterpret_cast<uintptr_t>(tensor.data) % dtype_bytes(*dtype) == 0) {
+    return weights.add(name, view, tensor.owner);
+  }
+  auto copy = std::make_shared<Buffer>(Device{}, view.bytes(), MemoryUse::kWeights);
+  // An empty tensor may be unaligned too; its buffer has no address to copy to.
+  if (copy->bytes() > 0) std::memcpy(copy->data(), tensor.data, copy->bytes());
+  const std::byte* data = copy->data();
+  weights.add(name, {data, *dtype, shape}, std::move(copy));
+}
+
+/// The half format of most of a checkpoint's floats: bf16 if it has none.
+DType half_format(const std::map<std::string, StoredTensor>& tensors) {
+  size_t halves = 0;
+  size_t brains = 0;
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor.dtype == "F16") ++halves;
+    if (tensor.dtype == "BF16") ++brains;
+  }
+  return halves > brains ? DType::kF16 : DType::kBF16;
+}
+
+}  // namespace
+
+std::map<std::string, StoredTensor> Checkpoint::tensors() const {
+  std::map<std::string, StoredTensor> tensors;
   for (const Shard& shard : state_->shards) {
-    shard.file->read_ahead();
     for (const SafetensorsEntry& entry : shard.header.entries) {
-      const std::optional<DType> dtype = readable_dtype(entry.dtype);
-      if (!dtype) {
-        weights.add_unreadable(entry.name, entry.dtype);
-        continue;
-      }
-      const Shape shape = shape_of(entry.shape);
-      if (shard.is_unaligned(entry)) {
-        auto copy =
-            std::make_shared<Buffer>(Device{}, entry.end - entry.begin, MemoryUse::kWeights);
-        // An empty tensor may be unaligned too; its buffer has no address to copy to.
-        if (copy->bytes() > 0) std::memcpy(copy->data(), shard.data(entry), copy->bytes());
-        const std::byte* data = copy->data();
-        weights.add(entry.name, {data, *dtype, shape}, std::move(copy));
-      } else {
-        weights.add(entry.name, {shard.data(entry), *dtype, shape}, shard.file);
-      }
+      tensors.emplace(entry.name, StoredTensor{entry.dtype, entry.shape, shard.data(entry),
+                                               entry.end - entry.begin, shard.file});
     }
   }
+  return tensors;
+}
+
+WeightMap Checkpoint::take_weights(bool read_ahead) const {
+  WeightMap weights;
+  std::map<std::string, StoredTensor> tensors = this->tensors();
+  for (const Shard& shard : state_->shards) {
+    if (read_ahead) shard.file->read_ahead();
+  }
+  take_quantized(tensors, state_->quantization, half_format(tensors), weights);
+  for (const auto& [name, tensor] : tensors) add_tensor(weights, name, tensor);
   return weights;
 }
+
+bool Checkpoint::is_quantized() const noexcept { return state_->quantization.has_value(); }
 
 size_t Checkpoint::weight_bytes(std::optional<DType> dtype) const noexcept {
   if (!dtype) return state_->weight_bytes;
@@ -459,17 +489,26 @@ size_t Checkpoint::weight_bytes(std::optional<DType> dtype) const noexcept {
 
 const std::vector<std::string>& Checkpoint::warnings() const noexcept { return state_->warnings; }
 
-ModelSource open_source(Checkpoint& checkpoint, const std::string& name) {
-  ModelSource source = open_files(checkpoint, name);
-  source.weights = checkpoint.take_weights();
-  return source;
-}
+namespace {
 
-ModelSource open_files(const Checkpoint& checkpoint, const std::string& name) {
+ModelSource source_of(const Checkpoint& checkpoint, const std::string& name, bool read_ahead) {
   ModelSource source;
   source.name = name;
   source.config = checkpoint.config();
   source.file = [&checkpoint](const std::string& file) { return checkpoint.text(file); };
+  source.weights = checkpoint.take_weights(read_ahead);
+  return source;
+}
+
+}  // namespace
+
+ModelSource open_source(const Checkpoint& checkpoint, const std::string& name) {
+  return source_of(checkpoint, name, /*read_ahead=*/true);
+}
+
+ModelSource plan_source(const Checkpoint& checkpoint, const std::string& name, DeviceKind device) {
+  ModelSource source = source_of(checkpoint, name, /*read_ahead=*/false);
+  source.weights.plan(device);
   return source;
 }
 

@@ -1,14 +1,16 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "kernels/base/weights.h"
+#include "kernels/weight_map.h"
 #include "runtime/loading/source.h"
+#include "runtime/loading/stored_tensor.h"
 
 namespace kvlm {
 
@@ -25,7 +27,8 @@ class Checkpoint {
   /// (safetensors.h; shard names are plain, every listed tensor is in its shard and in no other)
   /// before any tensor is looked at. Reads no tensor data yet.
   /// Throws Error{kCorruptFile} naming the file and the defect; Error{kUnsupported} for weights
-  /// that exist only in another format (pytorch_model.bin) or quantized, naming the cure.
+  /// that exist only in another format (pytorch_model.bin), or quantized in a way that is not read,
+  /// naming the cure.
   /// A file that another process truncates while it is mapped ends this process with SIGBUS, for
   /// which mapped_file_at() names the file: nothing short of copying every weight would prevent
   /// that, and we do not.
@@ -46,9 +49,14 @@ class Checkpoint {
   std::optional<std::string> text(const std::string& file_name) const;
   /// All tensors under their names on disk; views into the mapping, which the map keeps alive. A
   /// view is aligned to its element type, not more: a tensor that the file left unaligned is
-  /// copied. More than four dimensions become two (WeightMap::take). Tells the kernel to read the
-  /// files ahead. Callable once.
-  WeightMap take_weights();
+  /// copied. Quantized matrices are under the name of the matrix that they stand for. More than
+  /// four dimensions become two (WeightMap::take). With `read_ahead` the system is asked to read
+  /// the files from now on.
+  WeightMap take_weights(bool read_ahead = true) const;
+  /// All tensors as they lie in the files, under their names there.
+  std::map<std::string, StoredTensor> tensors() const;
+  /// Whether config.json says that matrices are quantized (quantization.h).
+  bool is_quantized() const noexcept;
   /// Total bytes of the tensors, in the dtypes on disk, or with floats converted to `dtype`.
   size_t weight_bytes(std::optional<DType> dtype = {}) const noexcept;
   /// Things worth telling the user once (tensors of a shard that the index does not list, ...).
@@ -60,8 +68,8 @@ class Checkpoint {
 };
 
 /// A checkpoint folder as a source; its weights are mapped, not read.
-ModelSource open_source(Checkpoint& checkpoint, const std::string& name);
-/// The same without its weights: those are left in their files.
-ModelSource open_files(const Checkpoint& checkpoint, const std::string& name);
+ModelSource open_source(const Checkpoint& checkpoint, const std::string& name);
+/// The same for a model that is only to say how large it is (WeightMap::plan): no weight is read.
+ModelSource plan_source(const Checkpoint& checkpoint, const std::string& name, DeviceKind device);
 
 }  // namespace kvlm

@@ -217,12 +217,13 @@ std::string family_advice(const HubName& hub) {
     return name.find(word) != std::string::npos;
   };
   constexpr auto kQuantized = std::to_array<std::string_view>(
-      {"gguf", "awq", "gptq", "bnb-4bit", "-fp8", "-int4", "-int8", "w4a16", "w8a8", "exl2"});
+      {"gguf", "bnb-4bit", "exl2", "nvfp4", "mxfp4", "hqq", "aqlm"});
   const auto quantized = std::ranges::find_if(kQuantized, is_in_name);
   if (quantized != kQuantized.end()) {
     return fmt::format(
-        "its name says {}, quantized weights, which are not supported; use the 16-bit checkpoint "
-        "that they were made from",
+        "its name says {}, quantized weights that are not read; use the 16-bit checkpoint that "
+        "they "
+        "were made from with --weights int4",
         *quantized);
   }
   const auto other = std::ranges::find_if(kOthers, is_in_name);

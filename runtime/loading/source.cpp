@@ -7,6 +7,13 @@
 
 namespace kvlm {
 
+void prepare_weights(WeightMap& weights, const LoadOptions& options, Stream& stream) {
+  if (options.dtype) weights.convert(*options.dtype);
+  weights.place_on(stream);
+  weights.round(options.rounding, options.rounded);
+  if (options.exact_activations) weights.keep_activations();
+}
+
 nlohmann::json read_json(const ModelSource& source, const std::string& file) {
   const auto text = source.file(file);
   if (!text) return nlohmann::json::object();

@@ -2,12 +2,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include "kernels/base/weights.h"
+#include "kernels/weight_map.h"
 #include "vision/preprocess.h"
 
 namespace kvlm {
@@ -32,6 +33,12 @@ enum class ImageAspect : uint8_t {
 struct LoadOptions {
   /// Weights are converted to this type; nothing keeps the checkpoint's own.
   std::optional<DType> dtype;
+  /// Matrices are rounded to 8 or 4 bits; nothing leaves them as they are.
+  WeightRounding rounding;
+  /// Where the decoder's matrices that are rounded are noted; may be null.
+  std::map<std::string, WeightMap::Rounded>* rounded = nullptr;
+  /// Whether the CPU multiplies quantized matrices by f32 activations, not by such of 8 bits.
+  bool exact_activations = false;
   /// Whose image processor is followed to the bit; nothing is what the family's reference takes.
   std::optional<ResizeBackend> image_backend;
   /// Nothing follows preprocessor_config.json and the family's reference.
@@ -59,6 +66,9 @@ struct UnusedOptions {
 
 /// Throws Error{kInvalidArgument} naming the option if one of `unused` is given.
 void refuse_unused(const LoadOptions& options, std::string_view family, UnusedOptions unused);
+
+/// Tells `weights`, whose names are canonical, how the model takes them.
+void prepare_weights(WeightMap& weights, const LoadOptions& options, Stream& stream);
 
 /// A JSON file of the source; absent reads as an empty object. Throws Error{kCorruptFile} for one
 /// that holds no object.

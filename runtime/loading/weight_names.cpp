@@ -88,6 +88,13 @@ void refuse_leftovers(const WeightMap& weights, std::span<const std::string_view
                             "weights and the configuration do not belong together",
                             name));
   }
+  const std::vector<std::string> updates = weights.unused_updates();
+  if (updates.empty()) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("--lora: the model has no matrix {}, of {} of the adapter that it has not; "
+                  "give the model that the adapter was trained on",
+                  updates.front(), updates.size()));
 }
 
 }  // namespace kvlm

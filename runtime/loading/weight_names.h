@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "kernels/base/weights.h"
+#include "kernels/weight_map.h"
 
 namespace kvlm {
 

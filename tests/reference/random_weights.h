@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/base/weights.h"
+#include "kernels/weight_map.h"
 
 namespace kvlm::reference {
 

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import re
+import struct
 import subprocess
 import tempfile
 import unittest
@@ -41,7 +42,8 @@ RUNS = {
     "vlm-kv profile": [f"vlm-kv profile {DATA} -n 3 --bits 1 --bits 2 --out FOLDER/profile.json --json"],
     "vlm-run": [f"vlm-run -q {CPU} -n 2 --json {IMAGE} -p <video>", f"vlm-run -q {QWEN} -n 2 --json --frames 2 {VIDEO}"],
     "vlm-run batch": [
-        f"vlm-run -q {CPU} -n 2 --batch FOLDER/images.jsonl --out FOLDER/a.jsonl --dtype f32 --image-backend pil "
+        f"vlm-run -q {CPU} -n 2 --batch FOLDER/images.jsonl --out FOLDER/a.jsonl --dtype f32 --weights int8 "
+        "--activations 16 --lora FOLDER/adapter --image-backend pil "
         "--image-aspect pad --kv prefixkv,keep=0.5 --kv-profile FOLDER/profile.json -p Hello --system Briefly --temp 1 --top-k 2 "
         "--top-p 0.9 --repeat-penalty 1.1 --seed 7 --stop x --stop y",
         f"vlm-run -q {INTERNVL} -n 2 --batch FOLDER/images.jsonl --out FOLDER/b.jsonl --tiles 2 --batch-size 2",
@@ -64,6 +66,16 @@ RUNS = {
     "vlm-bench throughput, dry run, CSV": ["vlm-bench throughput -m pocket --kv-memory 1G --dry-run --csv"],
     "vlm-bench vision": [f"vlm-bench vision {CPU} --repeats 1 {IMAGE} --json"],
 }
+
+
+def write_adapter(folder):
+    """A LoRA adapter of llava_gqa, as PEFT saves it."""
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 1, "lora_alpha": 2}')
+    root = "base_model.model.model.language_model.layers.0.self_attn.q_proj."
+    header = json.dumps({f"{root}lora_{part}.weight": {"dtype": "F32", "shape": shape, "data_offsets": [begin, begin + 192]}
+                         for part, shape, begin in (("A", [1, 48], 0), ("B", [48, 1], 192))}).encode()
+    (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<96f", *[0.01] * 96))
 
 
 def sections(text):
@@ -170,6 +182,7 @@ class Page(unittest.TestCase):
             (folder / "images.jsonl").write_text(f'{{"id": 1, "image": "{image}", "meta": {{"sku": 1}}}}\n{{"id": 2, "image": "none.png"}}\nno JSON\n'
                                                  f'{{"id": "b", "image": "{image}", "prompt": "How many objects are there?"}}\n')
             (folder / "videos.jsonl").write_text(f'{{"id": 1, "video": "{video}"}}\n')
+            write_adapter(folder / "adapter")
             for section, commands in RUNS.items():
                 with self.subTest(section=section):
                     printed = [value for command in commands for value in printed_by(command, folder)]

@@ -20,6 +20,9 @@ struct SessionOptions {
   std::string kv_profile;  ///< file of `vlm-kv profile`, or empty
   std::string device = "auto";
   std::string dtype = "auto";
+  std::string weights = "16";     ///< "16", "int8" or "int4", and ",tower=int8" or ",tower=16"
+  std::string lora;               ///< folder of an adapter, or empty
+  std::string activations = "8";  ///< bits of activations with quantized weights on a CPU
   std::string image_backend = "auto";
   std::string image_aspect = "auto";
   std::optional<int> max_tiles;       ///< as LoadOptions'
@@ -55,6 +58,9 @@ class Session {
   const std::vector<std::string>& warnings() const noexcept;
   int threads() const noexcept;
   Device device() const noexcept;
+  /// Writes the checkpoint with the decoder's matrices rounded as --weights says (save_rounded()).
+  /// Throws Error{kInvalidArgument} where there is nothing to round.
+  void save_weights(const std::string& folder) const;
   /// A cache for `sequences` sequences of up to `rows` tokens each; with `bytes` an arena of that
   /// size.
   std::unique_ptr<KvCache> make_cache(int sequences, int rows, std::optional<size_t> bytes) const;

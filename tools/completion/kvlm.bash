@@ -87,6 +87,8 @@ __kvlm() {
     --style) __kvlm_words screen paper ;;
     --device) __kvlm_words auto cpu cuda cuda:0 ;;
     --dtype) __kvlm_words auto f32 f16 bf16 ;;
+    --weights) __kvlm_words 16 int8 int4 int8,tower=int8 int4,tower=int8 ;;
+    --activations) __kvlm_words 8 16 ;;
     --image-backend) __kvlm_words auto torchvision pil ;;
     --image-aspect) __kvlm_words auto crop pad anyres ;;
     --markdown) __kvlm_words overview options ;;
@@ -95,7 +97,7 @@ __kvlm() {
       __kvlm_files
       __kvlm_reply < <(compgen -W "pocket pocket-llava pocket-internvl pocket-qwen" -- "$current")
       ;;
-    --image | --video | --batch | --out | --data | --plot | --kv-profile) __kvlm_files ;;
+    --image | --video | --batch | --out | --data | --plot | --kv-profile | --lora | --save-weights) __kvlm_files ;;
     *)
       if [[ $current == -* ]]; then
         __kvlm_words "$(__kvlm_options "$program" ${subcommand:+"$subcommand"})"

@@ -20,6 +20,7 @@
 #include "tools/common/input_text.h"
 #include "tools/common/program.h"
 #include "tools/common/visual_options.h"
+#include "tools/common/weight_options.h"
 #include "tools/run/list_form.h"
 #include "tools/run/operands.h"
 #include "tools/run/other_tools.h"
@@ -236,6 +237,11 @@ void check(const RunOptions& options) {
   if (options.memory && !options.dry) {
     refuse("--memory is what --dry-run plans with; add --dry-run, or give --kv-memory");
   }
+  if (!options.save_weights.empty() &&
+      (options.dry || options.chat || !options.batch_in.empty() || !options.prompt.empty() ||
+       !options.images.empty() || !options.videos.empty())) {
+    refuse("--save-weights writes a checkpoint and answers nothing; drop what is to be answered");
+  }
   if (options.dry && options.chat) refuse("--chat has no --dry-run; drop one of them");
   if (options.batch_in.empty() != options.batch_out.empty() &&
       !(options.dry && options.batch_out.empty())) {
@@ -291,7 +297,7 @@ void check(const RunOptions& options) {
   }
   if (options.chat && options.json) refuse("--chat prints answers in a terminal; drop --json");
   if (!options.chat && options.batch_in.empty() && options.images.empty() &&
-      options.videos.empty() && options.prompt.empty()) {
+      options.videos.empty() && options.prompt.empty() && options.save_weights.empty()) {
     refuse(
         "nothing to do: give --image FILE, --video FILE, a question, or --batch IN.jsonl (see "
         "vlm-run --help)");
@@ -368,6 +374,11 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
   app.add_option("--dtype", options.session.dtype,
                  "Type of the weights: auto (as in the files), f32, f16 or bf16")
       ->capture_default_str();
+  add_weight_options(app, options.session);
+  app.add_option("--save-weights", options.save_weights,
+                 "Write the checkpoint as --weights and --lora make it, in compressed-tensors' "
+                 "format, into a new folder, and answer nothing")
+      ->type_name("FOLDER");
   app.add_option("--image-backend", options.session.image_backend,
                  "Library whose resize is reproduced bit for bit: auto (as the family's "
                  "reference), torchvision or pil")

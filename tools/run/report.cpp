@@ -81,7 +81,7 @@ std::string summary(const GenerationResult& result, const Session& session, cons
       "tokens, {} of them visual; vision {:.0f} ms, prefill {:.0f} ms ({:.0f} tokens/s), first "
       "token after {:.0f} ms\n{}answer   {} tokens in {:.0f} ms ({:.1f} tokens/s), ended by {}\nkv "
       "cache {}: {} stored ({} as f16), {:.2f} bits per element, {:.0f} tokens per layer\n",
-      model.name(), model.family(), dtype_name(model.dtype()), human_bytes(model.weight_bytes()),
+      model.name(), model.family(), model.weight_format(), human_bytes(model.weight_bytes()),
       session.load_ms(), device_name(session.device()), session.threads(), result.prompt_tokens,
       result.visual_tokens, t.vision_ms, t.prefill_ms,
       per_second(result.prompt_tokens, t.prefill_ms), t.ttft_ms, videos, result.tokens.size(),

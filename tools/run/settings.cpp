@@ -73,6 +73,9 @@ BatchSettings batch_settings(const RunOptions& options) {
     if (value != otherwise) flags[name] = brief(value);
   };
   put_text("dtype", session.dtype, defaults.dtype);
+  put_text("lora", session.lora, defaults.lora);
+  put_text("weights", session.weights, defaults.weights);
+  put_text("activations", session.activations, defaults.activations);
   put_text("image_backend", session.image_backend, defaults.image_backend);
   put_text("image_aspect", session.image_aspect, defaults.image_aspect);
   put("tiles", session.max_tiles.value_or(0), session.max_tiles.has_value());

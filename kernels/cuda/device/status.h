@@ -34,6 +34,7 @@ enum ScratchSlot : int {
   kGemmResult,
   kTailProduct,  // what a product is before its tail; apart from what makes the product
   kGemmBias,
+  kWidenedWeights,
   kSplitStates,
   kPackParts,
   kPromptRows,

@@ -10,6 +10,7 @@
 #include "kernels/cuda/product/few_rows.h"
 #include "kernels/cuda/product/gemm.h"
 #include "kernels/cuda/product/library_product.h"
+#include "kernels/cuda/product/quantized.h"
 #include "kernels/cuda/product/warpgroup_product.h"
 #include "kernels/elementwise.h"
 
@@ -23,6 +24,9 @@
 // - other products of more rows: cuBLASLt (library_product.cu), with x rounded to the weights'
 //   type; small products of one shape in one call;
 // - any other alignment or width: one warp an output (multiply_odd).
+//
+// Quantized weights have a kernel of their own (quantized.cu); above kMostQuantized rows they
+// become floats first.
 //
 // The gate of an MLP is applied by few_rows.cu and warpgroup_product.cu themselves. Every other
 // tail (activation, scale, sum) is done by cuBLASLt where it can, else by a second kernel
@@ -86,8 +90,8 @@ bool is_regular(const Projection& projection, ConstTensorView x) {
 /// Whether all projections can be multiplied with x together.
 bool are_alike(std::span<const Projection> projections, ConstTensorView x) {
   return std::all_of(projections.begin(), projections.end(), [&](const Projection& projection) {
-    return is_regular(projection, x) && projection.w.dtype() == projections[0].w.dtype() &&
-           !projection.y.empty();
+    return !projection.w.is_quantized() && is_regular(projection, x) &&
+           projection.w.dtype() == projections[0].w.dtype() && !projection.y.empty();
   });
 }
 
@@ -117,7 +121,7 @@ constexpr int64_t kEvenColumns = 16;
 /// A product of many regular rows; `operand` is x in the weights' format.
 void multiply_many(const Projection& projection, ConstTensorView x, const void* operand, bool add,
                    Stream& stream) {
-  const ConstTensorView w = projection.w;
+  const ConstTensorView w = projection.w.plain();
   const int64_t rows = x.shape()[0];
   const int64_t in = x.shape()[1];
   const int64_t out = w.shape()[0];
@@ -149,7 +153,7 @@ std::optional<ProductStrides> strides_of(const Projection& first, const Projecti
     return std::nullopt;
   }
   const auto apart = [](ConstTensorView a, ConstTensorView b) { return b.data() - a.data(); };
-  const std::ptrdiff_t w = apart(first.w, second.w);
+  const std::ptrdiff_t w = apart(first.w.plain(), second.w.plain());
   const std::ptrdiff_t y = apart(first.y, second.y);
   const std::ptrdiff_t bias = first.bias.empty() ? 0 : apart(first.bias, second.bias);
   // Products of one bias have no distance between theirs.
@@ -305,7 +309,7 @@ bool is_even(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTai
 }
 
 /// y = tail(x w^T) in two passes, of any shape.
-void multiply_apart(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail,
+void multiply_apart(TensorView y, ConstTensorView x, const Weight& w, const LinearTail& tail,
                     Stream& stream) {
   const Shape shape{x.shape()[0], w.shape()[0]};
   std::byte* product =
@@ -340,7 +344,13 @@ constexpr int64_t kManyGatedRows = 32;
 /// y = SiLU(gate) * up, as warpgroup_product.cu makes it if it fits.
 HalfProduct gated_product(TensorView y, const Projection& gate, const Projection& up) {
   const auto floats = [](ConstTensorView of) { return of.empty() ? nullptr : of.as<float>(); };
-  return {y, nullptr, gate.w, floats(gate.bias), HalfTail::kGated, up.w, floats(up.bias)};
+  return {y,
+          nullptr,
+          gate.w.plain(),
+          floats(gate.bias),
+          HalfTail::kGated,
+          up.w.plain(),
+          floats(up.bias)};
 }
 
 /// Fills `y` with numbers: zeros would run faster.
@@ -352,6 +362,47 @@ void fill_with_numbers(TensorView y, Stream& stream) {
     numbers.as<float>()[i] = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
   }
   kvlm::copy(y, numbers, stream);
+}
+
+}  // namespace
+
+namespace {
+
+bool all_quantized(std::span<const Projection> projections) {
+  return !projections.empty() && std::ranges::all_of(projections, [](const Projection& projection) {
+    return projection.w.is_quantized();
+  });
+}
+
+/// Whether gate and up can be multiplied in one launch.
+bool are_of_one_format(const Projection& gate, const Projection& up) {
+  return gate.w.is_quantized() && up.w.is_quantized() &&
+         gate.w.quantized().format == up.w.quantized().format;
+}
+
+/// Products with quantized matrices, which become floats one after the other where x has many rows.
+void multiply_quantized(std::span<const Projection> projections, ConstTensorView x, bool add,
+                        Stream& stream) {
+  for (std::span<const Projection> left = projections; !left.empty();) {
+    const QuantizedFormat& first = left[0].w.quantized().format;
+    size_t count = 1;
+    while (count < std::min<size_t>(left.size(), kMostProjections) &&
+           is_launched_with(first, left[count].w.quantized().format)) {
+      ++count;
+    }
+    const void* operand = operand_of(x, first.activations, stream);
+    if (x.shape()[0] <= kMostQuantized) {
+      multiply_codes(left.first(count), operand, x.shape(), add, stream);
+    } else {
+      for (const Projection& one : left.first(count)) {
+        if (one.y.empty()) continue;
+        const Projection plain{one.y, widened_weights(one.w.quantized(), stream), one.bias};
+        multiply_many(plain, ConstTensorView(operand, first.activations, x.shape(), x.device()),
+                      operand, add, stream);
+      }
+    }
+    left = left.subspan(count);
+  }
 }
 
 }  // namespace
@@ -381,9 +432,10 @@ double measure_matrix_rate(int size, DType dtype, Stream& stream) {
   return kProducts * 2 * edge * edge * edge / seconds;
 }
 
-void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
+void linear(TensorView y, ConstTensorView x, const Weight& w, ConstTensorView bias, bool add,
             Stream& stream) {
   const Projection projection{y, w, bias};
+  if (w.is_quantized()) return multiply_quantized({&projection, 1}, x, add, stream);
   if (!is_regular(projection, x)) {
     multiply_odd(projection, x, 0, add, stream);
   } else if (x.shape()[0] > kFewRows) {
@@ -393,11 +445,14 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView 
   }
 }
 
-void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail,
+void linear(TensorView y, ConstTensorView x, const Weight& weight, const LinearTail& tail,
             Stream& stream) {
   const int64_t rows = x.shape()[0];
-  const int64_t out = w.shape()[0];
-  if (!is_even(y, x, w, tail)) return multiply_apart(y, x, w, tail, stream);
+  const int64_t out = weight.shape()[0];
+  if (weight.is_quantized() || !is_even(y, x, weight.plain(), tail)) {
+    return multiply_apart(y, x, weight, tail, stream);
+  }
+  const ConstTensorView w = weight.plain();
   const void* operand = operand_of(x, w.dtype(), stream);
   if (multiplied_by_warpgroups(y, operand, w, tail, stream)) return;
   const bool stored = tail.scale.empty() && !tail.gated;  // at once
@@ -416,8 +471,10 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail
 
 void linears(std::span<const Projection> projections, ConstTensorView x, Stream& stream) {
   const bool few = x.shape()[0] <= kFewRows;
-  if (projections.empty() || !are_alike(projections, x) ||
-      (few && projections.size() > kMostProjections)) {
+  if (all_quantized(projections)) {
+    multiply_quantized(projections, x, false, stream);
+  } else if (projections.empty() || !are_alike(projections, x) ||
+             (few && projections.size() > kMostProjections)) {
     for (const Projection& one : projections) {
       if (!one.y.empty()) cuda::linear(one.y, x, one.w, one.bias, false, stream);
     }
@@ -434,7 +491,8 @@ void linears(std::span<const Projection> projections, ConstTensorView x, Stream&
   }
 }
 
-DType operand_dtype(ConstTensorView w, int64_t rows) {
+DType operand_dtype(const Weight& w, int64_t rows) {
+  if (w.is_quantized()) return w.dtype();
   // Columns beyond a multiple of kEvenColumns are made of x as it comes.
   const bool even = w.shape()[0] % kEvenColumns == 0 && w.shape()[1] % 8 == 0;
   return rows > kFewRows && even && is_aligned(w.data(), 16) ? w.dtype() : DType::kF32;
@@ -442,6 +500,9 @@ DType operand_dtype(ConstTensorView w, int64_t rows) {
 
 bool gates_alone(const Projection& gate, const Projection& up, Activation activation, DType dtype,
                  int64_t rows) {
+  if (gate.w.is_quantized() || up.w.is_quantized()) {
+    return rows <= kMostQuantized && are_of_one_format(gate, up);
+  }
   if (activation != Activation::kSilu || rows < kManyGatedRows || dtype != gate.w.dtype() ||
       dtype != up.w.dtype()) {
     return false;
@@ -452,6 +513,10 @@ bool gates_alone(const Projection& gate, const Projection& up, Activation activa
 void gated_linears(TensorView y, const Projection& gate, const Projection& up,
                    Activation activation, ConstTensorView x, Stream& stream) {
   const Projection both[] = {gate, up};
+  if (gate.y.empty() && gate.w.is_quantized()) {
+    return multiply_gate(y, gate, up, activation, operand_of(x, gate.w.dtype(), stream),
+                         x.shape()[0], stream);
+  }
   if (x.shape()[0] <= kFewRows && y.dtype() == DType::kF32 && are_alike(both, x)) {
     return multiply_few(both, widened(x, stream),
                         {.gated = y.as<float>(), .activation = activation}, stream);

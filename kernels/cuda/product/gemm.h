@@ -7,15 +7,15 @@
 // The CUDA implementation of kernels/gemm.h, which has checked the arguments.
 namespace kvlm::cuda {
 
-void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
+void linear(TensorView y, ConstTensorView x, const Weight& w, ConstTensorView bias, bool add,
             Stream& stream);
 
-void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail,
+void linear(TensorView y, ConstTensorView x, const Weight& w, const LinearTail& tail,
             Stream& stream);
 
 void linears(std::span<const Projection> projections, ConstTensorView x, Stream& stream);
 
-DType operand_dtype(ConstTensorView w, int64_t rows);
+DType operand_dtype(const Weight& w, int64_t rows);
 
 void gated_linears(TensorView y, const Projection& gate, const Projection& up,
                    Activation activation, ConstTensorView x, Stream& stream);

@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-#include "kernels/base/weights.h"
+#include "kernels/weight_map.h"
 #include "runtime/families/internvl/config.h"
 
 namespace kvlm {

@@ -365,71 +365,34 @@ TEST(GoldenCheckpoint, BuffersOfOtherTypesAndOldNamesLoad) {
 
 // --------------------------------------------------------------------------- quantized weights
 
-/// Whatever quantized them says so before its tensors are looked at.
-TEST_F(CheckpointTest, QuantizedWeightsAreRefusedByMethodAndBits) {
+/// What is not read is refused before the weights are looked at (quantization_test.cpp).
+TEST_F(CheckpointTest, QuantizationsThatAreNotReadAreRefused) {
   write("model.safetensors", "not even read");
-  const auto says = [&](const json& config) {
-    write("config.json", config.dump());
-    return failure(ErrorCode::kUnsupported);
-  };
-  const auto quantized = [&](const json& quantization) {
-    return says({{"model_type", "llava"}, {"quantization_config", quantization}});
-  };
-  EXPECT_THAT(quantized({{"quant_method", "awq"}, {"bits", 4}, {"group_size", 128}}),
-              AllOf(HasSubstr("config.json: quantization_config says"),
-                    HasSubstr("quantized by awq to 4 bits"),
-                    HasSubstr("use the 16-bit checkpoint that they were made from")));
-  EXPECT_THAT(quantized({{"quant_method", "gptq"}, {"bits", 8}}), HasSubstr("by gptq to 8 bits"));
-  EXPECT_THAT(quantized({{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}}),
-              HasSubstr("quantized by fp8, which"));
-  EXPECT_THAT(quantized({{"quant_method", "bitsandbytes"}, {"load_in_4bit", true}}),
-              HasSubstr("by bitsandbytes to 4 bits"));
-  EXPECT_THAT(quantized({{"load_in_8bit", true}, {"load_in_4bit", false}}),
-              HasSubstr("by bitsandbytes to 8 bits"));
-  EXPECT_THAT(quantized({{"quant_method", "compressed-tensors"},
-                         {"config_groups", {{"group_0", {{"weights", {{"num_bits", 4}}}}}}}}),
-              HasSubstr("by compressed-tensors to 4 bits"));
-  EXPECT_THAT(quantized(json::object()), HasSubstr("by an unknown method, which"));
-  EXPECT_THAT(quantized("x\x1b[2J"), HasSubstr("by an unknown method"));
-  EXPECT_THAT(quantized({{"quant_method", "a\x1b[2J"}}), HasSubstr("by a\\x1b[2J"));
-  for (const char* part : {"text_config", "llm_config", "vision_config"}) {
-    EXPECT_THAT(says({{part, {{"quantization_config", {{"quant_method", "hqq"}, {"nbits", 3}}}}}}),
-                AllOf(HasSubstr(std::string(part) + ".quantization_config"),
-                      HasSubstr("by hqq to 3 bits")));
-  }
-  EXPECT_THAT(says({{"compression_config", {{"quant_method", "compressed-tensors"}}}}),
-              HasSubstr("compression_config says"));
+  write("config.json", R"({"quantization_config": {"quant_method": "hqq", "nbits": 3}})");
+  EXPECT_THAT(failure(ErrorCode::kUnsupported),
+              AllOf(HasSubstr("config.json: quantization_config: quant_method is hqq"),
+                    HasSubstr("--weights int4")));
 }
 
-TEST_F(CheckpointTest, FilesOfQuantizersAreRead) {
+TEST_F(CheckpointTest, AQuantizationOfNothingIsNone) {
   write("model.safetensors", safetensors(three_tensors()));
-  for (const auto& [file, content, what] :
-       {std::tuple{"quantize_config.json", R"({"bits": 4, "group_size": 128})",
-                   "by gptq to 4 bits"},
-        std::tuple{"quant_config.json", R"({"w_bit": 4, "version": "GEMM"})", "by awq to 4 bits"},
-        std::tuple{"hf_quant_config.json", R"({"quantization": {"quant_algo": "FP8"}})",
-                   "by FP8"}}) {
-    write(file, content);
-    EXPECT_THAT(failure(ErrorCode::kUnsupported), AllOf(HasSubstr(file), HasSubstr(what)));
-    fs::remove(folder_ / file);
-  }
   write("config.json", R"({"model_type":"llava","quantization_config":null})");
+  EXPECT_FALSE(open().is_quantized());
   expect_three(open().take_weights());
 }
 
-/// An adapted or renamed file may not say so.
-TEST_F(CheckpointTest, PackedTensorsAreRefusedAsQuantized) {
+TEST_F(CheckpointTest, ConfigurationAndTensorsMustAgreeOnQuantization) {
+  write("config.json", R"({"quantization_config": {"quant_method": "awq", "bits": 4}})");
+  write("model.safetensors", safetensors(three_tensors()));
+  const auto message = [&] {
+    return error_of([&] { open().take_weights(); }).what() + std::string();
+  };
+  EXPECT_THAT(message(), HasSubstr("there is no tensor *.qweight"));
+  write("config.json", "{}");
   for (const char* packed : {"qweight", "weight_packed"}) {
     write("model.safetensors",
           safetensors({file_tensor<float>(std::string("a.q_proj.") + packed, {2, 3}, kValues)}));
-    WeightMap weights = open().take_weights();
-    EXPECT_THAT(
-        test::failure(
-            [&] {
-              weights.take("a.q_proj.weight", {2, 3});
-            },
-            ErrorCode::kUnsupported),
-        AllOf(HasSubstr(std::string("a.q_proj.") + packed), HasSubstr("16-bit checkpoint")));
+    EXPECT_THAT(message(), HasSubstr("config.json has no quantization_config"));
   }
 }
 

@@ -9,10 +9,33 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/base/device.h"
 #include "kernels/base/tensor.h"
 #include "kernels/base/watch.h"
+#include "kernels/quantized/layout.h"
+#include "kernels/weight.h"
 
 namespace kvlm {
+
+/// What a matrix of weights is to a model, on which its rounding depends.
+enum class MatrixUse : uint8_t {
+  kDecoder,     ///< a product of the decoder
+  kVocabulary,  ///< the embeddings or the head
+  kVision,      ///< a product of the tower or the projector
+};
+
+/// Which matrices are rounded when they are taken (quantized/round.h), by what they are; nothing
+/// leaves them as they are. The embeddings and the head, which lose more, have 8 bits wherever the
+/// decoder is rounded.
+struct WeightRounding {
+  std::optional<WeightCode> decoder;
+  std::optional<WeightCode> vision;
+
+  std::optional<WeightCode> code_of(MatrixUse use) const noexcept {
+    if (use == MatrixUse::kVision) return vision;
+    return use == MatrixUse::kVocabulary && decoder ? WeightCode::kU8 : decoder;
+  }
+};
 
 /// Named weights of one model, borrowed from a mapped file or owned, whatever filled the map. Does
 /// no I/O. A model's constructor takes each tensor it needs once, checked; what is left afterwards
@@ -27,6 +50,21 @@ class WeightMap {
   /// Harmless while nobody asks for it (buffers such as position_ids): take() then refuses it under
   /// its own dtype. Throws like add().
   void add_unreadable(std::string name, std::string dtype);
+
+  /// Adds a quantized matrix. take_matrix() gives it as it is, take() widened to 16 bits. Throws
+  /// like add().
+  void add_quantized(std::string name, std::shared_ptr<const QuantizedSource> source);
+
+  /// An update of low rank: weight += scale * b a, of a (rank, in) and b (out, rank) in f32.
+  struct LowRankUpdate {
+    std::shared_ptr<const Tensor> a, b;
+    float scale = 1;
+  };
+  /// From now on the matrix `name` is taken with this added, in f32, before it is converted or
+  /// rounded. Throws Error{kCorruptFile} if it has one already.
+  void add_update(std::string name, LowRankUpdate update);
+  /// Names of updates whose matrix has not been taken, sorted.
+  std::vector<std::string> unused_updates() const;
 
   /// From now on take() asks `make` for a name that is absent, instead of throwing; contains() and
   /// remaining() do not know such tensors. It may make a tensor on the device of place_on() itself,
@@ -48,6 +86,9 @@ class WeightMap {
   /// Error{kUnsupported} if it holds another dtype.
   /// The bytes stay valid as long as owners() is kept.
   ConstTensorView take(std::string_view name, const Shape& shape);
+  /// Removes and returns a matrix (out, in) that x is multiplied by: quantized where the file has
+  /// it so or round() says so, else as take(). Throws as take().
+  Weight take_matrix(std::string_view name, const Shape& shape, MatrixUse use);
   /// take() of a vector, widened to f32: norm weights and biases, which are small and always read
   /// in f32.
   ConstTensorView take_f32(std::string_view name, const Shape& shape);
@@ -69,8 +110,8 @@ class WeightMap {
 
   /// Names not taken yet, sorted.
   std::vector<std::string> remaining() const;
-  /// Renames every tensor: the function maps a name to its new name, or to "" to drop the tensor.
-  /// Throws Error{kCorruptFile} if two names become one.
+  /// Renames every tensor and update: the function maps a name to its new name, or to "" to drop
+  /// the tensor. Throws Error{kCorruptFile} if two names become one.
   void rename(const std::function<std::string(std::string_view)>& rule);
 
   /// One of the tensors that a packed one becomes, and how many rows of each group are its own.
@@ -84,9 +125,30 @@ class WeightMap {
   /// Error{kCorruptFile} for another number of rows, and as rename().
   void split(std::string_view name, int64_t groups, std::span<const Slice> slices);
 
-  /// From now on take() copies what it returns to `device`, in memory that the map then owns.
-  void place_on(Device device) { device_ = device; }
+  /// From now on take() copies what it returns to the device of `stream`, in memory that the map
+  /// then owns; its threads round and lay out matrices.
+  void place_on(Stream& stream) {
+    device_ = stream.device();
+    pool_ = &stream.pool();
+  }
   Device device() const noexcept { return device_; }
+  /// From now on tensors that would be made, rather than borrowed, are made without their numbers:
+  /// for a model that is only to say how large it is on a device of this kind. Vectors keep theirs.
+  void plan(DeviceKind device) { planned_ = device; }
+  /// A matrix that was rounded: the name under which add() got it, and what was added to it.
+  struct Rounded {
+    std::string name;
+    WeightCode code;
+    std::optional<LowRankUpdate> update;
+  };
+  /// From now on take_matrix() rounds. It notes the decoder's matrices in `rounded`, which may be
+  /// null, by those names.
+  void round(const WeightRounding& rounding, std::map<std::string, Rounded>* rounded = nullptr) {
+    rounding_ = rounding;
+    rounded_ = rounded;
+  }
+  /// From now on take_matrix() gives matrices that the CPU multiplies f32 activations with.
+  void keep_activations() { exact_ = true; }
   /// Whether two tensors that nobody took yet hold the same numbers of the same dtype, before
   /// convert().
   bool same(std::string_view a, std::string_view b) const;
@@ -108,25 +170,38 @@ class WeightMap {
     ConstTensorView view;                    // empty when the element type has no DType
     std::string unreadable_dtype;            // its name then; otherwise empty
     std::vector<ConstTensorView> runs = {};  // of rows; if there are any, they are the tensor
+    std::shared_ptr<const QuantizedSource> quantized = {};  // if there is one, it is the tensor
+    std::string added_as = {};                              // before rename() and split()
   };
 
   void insert(std::string name, Entry entry);
-  /// Refuses an absent tensor that a quantizer of weights has packed under another name.
-  void refuse_packed(std::string_view name) const;
+  /// A tensor in its own dtype or that of convert(), or in f32 if `wide`.
   ConstTensorView take_unplaced(std::string_view name, const Shape& shape, bool wide);
+  ConstTensorView take_stored(std::string_view name, const Shape& shape, bool wide);
   ConstTensorView placed(ConstTensorView view);
+  /// A matrix in the layout of the device.
+  Weight laid_out(const QuantizedSource& source);
   ConstTensorView joined(const Shape& shape, std::span<const SubTensor> parts, bool wide);
   void count(size_t bytes);
   ConstTensorView owned(std::shared_ptr<Tensor> tensor);
 
   std::map<std::string, Entry, std::less<>> tensors_;
+  std::map<std::string, LowRankUpdate, std::less<>> updates_;
+  std::map<std::string, Rounded>* rounded_ = nullptr;
   std::vector<std::shared_ptr<const void>> owners_;
   Maker make_;
   Device device_{};
+  ThreadPool* pool_ = nullptr;
+  WeightRounding rounding_;
+  bool exact_ = false;
+  std::optional<DeviceKind> planned_;
   std::optional<DType> convert_to_;
   Watch* watch_ = nullptr;
   size_t loaded_bytes_ = 0;
   size_t total_bytes_ = 0;
 };
+
+/// w += scale * b a, of w (out, in) in f32, with the threads of `pool` if there is one.
+void add_low_rank(Tensor& w, const WeightMap::LowRankUpdate& update, ThreadPool* pool);
 
 }  // namespace kvlm

@@ -1,4 +1,4 @@
-#include "kernels/base/weights.h"
+#include "kernels/weight_map.h"
 
 #include <fmt/format.h>
 
@@ -8,6 +8,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/queue.h"
+#include "kernels/quantized/round.h"
 
 // Named tensors on their way from a file to a model: renamed, split, put together, converted, and
 // copied to the device when they are taken. What nobody took is the caller's to refuse.
@@ -150,12 +151,18 @@ size_t put_part(Tensor& to, const WeightMap::SubTensor& part, ConstTensorView vi
 }  // namespace
 
 void WeightMap::add(std::string name, ConstTensorView view, std::shared_ptr<const void> owner) {
-  insert(std::move(name), {.view = view, .unreadable_dtype = {}});
+  Entry entry{.view = view, .unreadable_dtype = {}};
+  entry.added_as = name;
+  insert(std::move(name), std::move(entry));
   if (owner && (owners_.empty() || owners_.back() != owner)) owners_.push_back(std::move(owner));
 }
 
 void WeightMap::add_unreadable(std::string name, std::string dtype) {
   insert(std::move(name), {.view = {}, .unreadable_dtype = std::move(dtype)});
+}
+
+void WeightMap::add_quantized(std::string name, std::shared_ptr<const QuantizedSource> source) {
+  insert(std::move(name), {.view = {}, .unreadable_dtype = {}, .quantized = std::move(source)});
 }
 
 void WeightMap::insert(std::string name, Entry entry) {
@@ -175,9 +182,46 @@ std::optional<ConstTensorView> WeightMap::find(std::string_view name) const {
   const auto place = tensors_.find(name);
   if (place == tensors_.end() || !place->second.runs.empty()) return std::nullopt;
   const Entry& entry = place->second;
-  if (!entry.unreadable_dtype.empty() || !is_float(entry.view.dtype())) return std::nullopt;
+  if (!entry.unreadable_dtype.empty() || entry.quantized != nullptr ||
+      !is_float(entry.view.dtype())) {
+    return std::nullopt;
+  }
   return entry.view;
 }
+
+namespace {
+
+/// Some rows of every group of a quantized matrix.
+class SlicedRows final : public QuantizedSource {
+ public:
+  /// `rows` of each of `groups` groups, from row `first` of it on.
+  SlicedRows(std::shared_ptr<const QuantizedSource> whole, int64_t groups, int64_t first,
+             int64_t rows)
+      : QuantizedSource(whole->format()),
+        whole_(std::move(whole)),
+        stride_(format_.out / groups),
+        first_(first),
+        rows_(rows) {
+    format_.out = groups * rows;
+  }
+  void read(int64_t first, int64_t count, QuantizedRows& to) const override {
+    QuantizedRows one;
+    one.resize(format_, 1);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = first + i;
+      whole_->read(row / rows_ * stride_ + first_ + row % rows_, 1, one);
+      std::ranges::copy(one.codes, to.codes.begin() + i * format_.in);
+      std::ranges::copy(one.scales, to.scales.begin() + i * format_.groups());
+      if (format_.has_zeros) std::ranges::copy(one.zeros, to.zeros.begin() + i * format_.groups());
+    }
+  }
+
+ private:
+  std::shared_ptr<const QuantizedSource> whole_;
+  int64_t stride_, first_, rows_;
+};
+
+}  // namespace
 
 void WeightMap::split(std::string_view name, int64_t groups, std::span<const Slice> slices) {
   const auto place = tensors_.find(name);
@@ -186,14 +230,22 @@ void WeightMap::split(std::string_view name, int64_t groups, std::span<const Sli
   tensors_.erase(place);
   int64_t group_rows = 0;
   for (const Slice& slice : slices) group_rows += slice.rows;
+  const bool quantized = packed.quantized != nullptr;
   const bool readable = packed.unreadable_dtype.empty();
-  const Shape& shape = packed.view.shape();
+  const Shape shape = quantized ? packed.quantized->format().shape() : packed.view.shape();
   if (readable && (shape.rank() == 0 || shape[0] != groups * group_rows)) {
     refuse_shape(name, shape, fmt::format("{} rows", groups * group_rows));
   }
   int64_t first = 0;
   for (const Slice& slice : slices) {
     Entry entry{.view = {}, .unreadable_dtype = packed.unreadable_dtype};
+    entry.added_as = packed.added_as;
+    if (quantized) {
+      entry.quantized = std::make_shared<SlicedRows>(packed.quantized, groups, first, slice.rows);
+      insert(slice.name, std::move(entry));
+      first += slice.rows;
+      continue;
+    }
     if (readable && groups == 1) entry.view = packed.view.slice(first, slice.rows);
     for (int64_t group = 0; readable && groups > 1 && group < groups; ++group) {
       entry.runs.push_back(packed.view.slice(group * group_rows + first, slice.rows));
@@ -212,6 +264,95 @@ ConstTensorView WeightMap::take(std::string_view name, const Shape& shape) {
     owners_.erase(owners_.begin() + static_cast<std::ptrdiff_t>(kept), owners_.end() - 1);
   }
   return view;
+}
+
+namespace {
+
+/// Matrices with fewer outputs or inputs are not rounded.
+constexpr int64_t kFewestOutputs = 16;
+constexpr int64_t kFewestInputs = 32;
+
+/// Memory for weights whose numbers nothing reads.
+std::shared_ptr<Tensor> unfilled(const Shape& shape, DType dtype) {
+  return std::make_shared<Tensor>(dtype, shape, Device{}, MemoryUse::kWeights);
+}
+
+/// A quantized matrix as floats of `dtype`.
+std::shared_ptr<Tensor> widened(const QuantizedSource& source, DType dtype, const Watch* watch) {
+  const QuantizedFormat& format = source.format();
+  auto wide = std::make_shared<Tensor>(DType::kF32, format.shape(), Device{}, MemoryUse::kWeights);
+  QuantizedRows row;
+  row.resize(format, 1);
+  for (int64_t o = 0; o < format.out; ++o) {
+    give_up_if_cancelled(watch);
+    source.read(o, 1, row);
+    row.widen(format, 0, wide->as<float>() + o * format.in);
+  }
+  return dtype == DType::kF32 ? wide : converted(std::as_const(*wide).view(), dtype, watch);
+}
+
+}  // namespace
+
+Weight WeightMap::take_matrix(std::string_view name, const Shape& shape, MatrixUse use) {
+  const auto place = tensors_.find(name);
+  const std::optional<WeightCode> code = rounding_.code_of(use);
+  if (place != tensors_.end() && place->second.quantized != nullptr) {
+    const std::shared_ptr<const QuantizedSource> source = place->second.quantized;
+    if (source->format().shape() != shape) {
+      refuse_shape(name, source->format().shape(), shape.str());
+    }
+    tensors_.erase(place);
+    return laid_out(*source);
+  }
+  if (!code || shape[0] < kFewestOutputs || shape[1] < kFewestInputs) return take(name, shape);
+  const size_t kept = owners_.size();
+  const DType half =
+      convert_to_.value_or(place == tensors_.end() ? DType::kBF16 : place->second.view.dtype());
+  const auto update = updates_.find(name);
+  if (rounded_ != nullptr && use == MatrixUse::kDecoder && place != tensors_.end()) {
+    Rounded rounded{place->second.added_as, *code, {}};
+    if (update != updates_.end()) rounded.update = update->second;
+    rounded_->emplace(rounded.name, std::move(rounded));
+  }
+  // The sum with an update is rounded once.
+  ConstTensorView floats = take_unplaced(name, shape, /*wide=*/update != updates_.end());
+  std::shared_ptr<Tensor> here;
+  if (!planned_ && floats.device().kind != DeviceKind::kCpu) {  // of a Maker
+    here = std::make_shared<Tensor>(floats.dtype(), shape, Device{}, MemoryUse::kWeights);
+    cuda::copy_now(here->view().data(), floats.data(), floats.bytes());
+    floats = std::as_const(*here).view();
+  }
+  const DType activations = half == DType::kF16 ? DType::kF16 : DType::kBF16;
+  const auto source = round_matrix(std::string(name), floats, *code, activations);
+  const Weight weight = laid_out(*source);
+  // The floats are not needed any more, where they were made for this.
+  owners_.erase(owners_.begin() + static_cast<std::ptrdiff_t>(kept), owners_.end() - 1);
+  return weight;
+}
+
+Weight WeightMap::laid_out(const QuantizedSource& source) {
+  QuantizedMatrix matrix;
+  matrix.format = source.format();
+  if (convert_to_ && *convert_to_ != DType::kF32) matrix.format.activations = *convert_to_;
+  matrix.device = device_;
+  if (planned_) matrix.device.kind = *planned_;
+  matrix.exact = exact_;
+  const auto bytes = static_cast<int64_t>(layout_of(matrix.format, matrix.device.kind).bytes);
+  auto tensor = std::make_shared<Tensor>(DType::kU8, Shape{bytes}, device_, MemoryUse::kWeights);
+  ThreadPool alone(1);
+  ThreadPool& pool = pool_ != nullptr ? *pool_ : alone;
+  if (planned_) {
+    // Its bytes are all that is asked for.
+  } else if (device_.kind == DeviceKind::kCpu) {
+    lay_out(source, device_.kind, tensor->view().data(), pool);
+  } else {
+    Tensor here(DType::kU8, {bytes}, Device{}, MemoryUse::kWeights);
+    lay_out(source, device_.kind, here.view().data(), pool);
+    cuda::copy_now(tensor->view().data(), here.view().data(), here.bytes());
+  }
+  matrix.data = owned(std::move(tensor)).data();
+  count(static_cast<size_t>(bytes));
+  return Weight(matrix);
 }
 
 ConstTensorView WeightMap::owned(std::shared_ptr<Tensor> tensor) {
@@ -269,17 +410,69 @@ bool WeightMap::same(std::string_view a, std::string_view b) const {
   const auto first = tensors_.find(a);
   const auto second = tensors_.find(b);
   if (first == tensors_.end() || second == tensors_.end()) return false;
+  if (first->second.quantized != nullptr || second->second.quantized != nullptr) return false;
   const ConstTensorView& x = first->second.view;
   const ConstTensorView& y = second->second.view;
   return x.dtype() == y.dtype() && x.shape() == y.shape() &&
          std::memcmp(x.data(), y.data(), x.bytes()) == 0;
 }
 
+void add_low_rank(Tensor& w, const WeightMap::LowRankUpdate& update, ThreadPool* pool) {
+  const int64_t in = w.shape()[1];
+  const int64_t rank = update.a->shape()[0];
+  const auto* a = update.a->as<float>();
+  const auto* b = update.b->as<float>();
+  const auto add_row = [&](size_t row, int) {
+    float* to = w.as<float>() + static_cast<int64_t>(row) * in;
+    for (int64_t k = 0; k < rank; ++k) {
+      const float factor = update.scale * b[static_cast<int64_t>(row) * rank + k];
+      for (int64_t i = 0; i < in; ++i) to[i] += factor * a[k * in + i];
+    }
+  };
+  const auto rows = static_cast<size_t>(w.shape()[0]);
+  if (pool != nullptr) return pool->parallel_for(rows, add_row);
+  for (size_t row = 0; row < rows; ++row) add_row(row, 0);
+}
+
+void WeightMap::add_update(std::string name, LowRankUpdate update) {
+  const auto [place, inserted] = updates_.emplace(std::move(name), std::move(update));
+  if (inserted) return;
+  throw Error(ErrorCode::kCorruptFile,
+              fmt::format("matrix {} has two updates; keep one", place->first));
+}
+
+std::vector<std::string> WeightMap::unused_updates() const {
+  std::vector<std::string> names;
+  for (const auto& [name, update] : updates_) names.push_back(name);
+  return names;
+}
+
 ConstTensorView WeightMap::take_unplaced(std::string_view name, const Shape& shape, bool wide) {
+  const auto place = updates_.find(name);
+  if (place == updates_.end()) return take_stored(name, shape, wide);
+  const LowRankUpdate update = std::move(place->second);
+  updates_.erase(place);
+  if (shape.rank() != 2 || update.a->shape()[1] != shape[1] || update.b->shape()[0] != shape[0]) {
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("the update of {} is for a matrix ({}, {}), but it is {}; the adapter "
+                            "is not of this model",
+                            name, update.b->shape()[0], update.a->shape()[1], shape.str()));
+  }
+  const size_t kept = owners_.size();
+  const ConstTensorView stored = take_stored(name, shape, wide);
+  if (planned_) return owned(unfilled(shape, wide ? DType::kF32 : stored.dtype()));
+  const auto sum = converted(stored, DType::kF32, watch_);
+  add_low_rank(*sum, update, pool_);
+  const DType dtype = wide ? DType::kF32 : stored.dtype();
+  auto result = dtype == DType::kF32 ? sum : converted(std::as_const(*sum).view(), dtype, watch_);
+  owners_.resize(kept);
+  return owned(std::move(result));
+}
+
+ConstTensorView WeightMap::take_stored(std::string_view name, const Shape& shape, bool wide) {
   const auto place = tensors_.find(name);
   if (place == tensors_.end() && make_) return owned(make_(name, shape, wide));
   if (place == tensors_.end()) {
-    refuse_packed(name);
     throw Error(
         ErrorCode::kCorruptFile,
         fmt::format("the weights have no tensor {}, expected with shape {}; the checkpoint is "
@@ -287,6 +480,15 @@ ConstTensorView WeightMap::take_unplaced(std::string_view name, const Shape& sha
                     name, shape.str()));
   }
   const Entry& entry = place->second;
+  if (entry.quantized != nullptr) {
+    const std::shared_ptr<const QuantizedSource> source = entry.quantized;
+    if (source->format().shape() != shape) {
+      refuse_shape(name, source->format().shape(), shape.str());
+    }
+    tensors_.erase(place);
+    const DType dtype = wide ? DType::kF32 : convert_to_.value_or(source->format().activations);
+    return owned(planned_ ? unfilled(shape, dtype) : widened(*source, dtype, watch_));
+  }
   ConstTensorView view = entry.runs.empty() ? entry.view : entry.runs.front();
   check_readable(name, entry.unreadable_dtype, view.dtype());
   Shape found = view.shape();
@@ -299,21 +501,8 @@ ConstTensorView WeightMap::take_unplaced(std::string_view name, const Shape& sha
   }
   tensors_.erase(place);
   if (!convert_to_ || view.dtype() == *convert_to_) return whole ? owned(std::move(whole)) : view;
+  if (planned_ && shape.rank() > 1) return owned(unfilled(shape, *convert_to_));
   return owned(converted(view, *convert_to_, watch_));
-}
-
-void WeightMap::refuse_packed(std::string_view name) const {
-  constexpr std::string_view kWeight = "weight";
-  if (!name.ends_with(kWeight)) return;
-  const std::string prefix(name.substr(0, name.size() - kWeight.size()));
-  for (const char* packed : {"qweight", "weight_packed", "W_q", "codes", "blocks"}) {
-    if (!contains(prefix + packed)) continue;
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("the weights have {}{} where {} is expected, so they are quantized, "
-                            "which is not supported; use the 16-bit checkpoint that they were made "
-                            "from",
-                            prefix, packed, name));
-  }
 }
 
 ConstTensorView WeightMap::take_f32(std::string_view name, const Shape& shape) {
@@ -344,6 +533,11 @@ void WeightMap::rename(const std::function<std::string(std::string_view)>& rule)
     }
   }
   tensors_ = std::move(renamed);
+  for (const std::string& name : unused_updates()) {
+    LowRankUpdate update = std::move(updates_.extract(name).mapped());
+    std::string canonical = rule(name);
+    add_update(canonical.empty() ? name : std::move(canonical), std::move(update));
+  }
 }
 
 void WeightMap::follow(Watch* watch, size_t total_bytes) {

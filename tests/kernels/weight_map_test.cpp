@@ -1,4 +1,4 @@
-#include "kernels/base/weights.h"
+#include "kernels/weight_map.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
