@@ -66,7 +66,7 @@ class RepeatedPasses : public testing::Cuda {
     const reference::RandomWeights weights = make_weights(config);
     for (std::unique_ptr<Decoder>* decoder : {&repeats_, &never_}) {
       WeightMap map = weights.map();
-      map.place_on(kGpu);
+      map.place_on(*gpu_);
       *decoder = make_llama(config, map, "");
     }
   }
@@ -171,7 +171,7 @@ TEST_F(RepeatedPasses, GiveTheLogitsOfTheCpu) {
   WeightMap map = weights.map();
   const std::unique_ptr<Decoder> on_cpu = make_llama(config, map, "");
   WeightMap gpu_map = weights.map();
-  gpu_map.place_on(kGpu);
+  gpu_map.place_on(*gpu_);
   const std::unique_ptr<Decoder> on_gpu = make_llama(config, gpu_map, "");
   for (const auto& [rows, first] : {std::pair{31, 7}, {32, 7}, {70, 400}, {40, 490}}) {
     const Tensor numbers = testing::normal_tensor(DType::kF32, {rows, config.hidden}, 5);

@@ -502,7 +502,7 @@ TEST_F(Towers, OfTilesAgreeWithTheCpu) {
       const auto expected = make_intern_vit(config, host, "", 0)->encode(both, cpu_, {});
       WeightMap placed;
       fill_weights(placed, dtype);
-      placed.place_on(kGpu);
+      placed.place_on(*gpu_);
       const auto tower = make_intern_vit(config, placed, "", size_t{256} << 20);
       const Tensor found = on_host(tower->encode(both, *gpu_, {}));
       EXPECT_GE(least_cosine(found, expected), dtype == DType::kF32 ? 0.999999 : 0.999)
@@ -546,7 +546,7 @@ TEST_F(Towers, OfAnySizeAgreeWithTheCpu) {
       const QwenFeatures expected = reference.encode(both, cpu_, {});
       WeightMap placed;
       fill_weights(placed, dtype);
-      placed.place_on(kGpu);
+      placed.place_on(*gpu_);
       QwenVit tower(config, placed, "", size_t{256} << 20);
       // One picture, so that both encode it as one split; the first tap that differs is named.
       for (const VisualPatches* alone : both) {

@@ -143,7 +143,7 @@ class Bench {
       }
       return std::make_shared<Tensor>(random(options_.dtype, shape, std::sqrt(3.0f / inputs)));
     });
-    made.place_on(stream_.device());
+    made.place_on(stream_);
     return made;
   }
 
