@@ -19,8 +19,7 @@ namespace kvlm::cuda {
 
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = 32 * kWarps;
+constexpr int kThreads = 256;
 constexpr int kTile = static_cast<int>(kTileOutputs);  // outputs, and inputs
 constexpr int kRowTile = 16;                           // rows of one product of the tensor cores
 constexpr int kMostRowTiles = 4;
@@ -31,7 +30,7 @@ static_assert(kInputBlock == kTile);
 struct CodeArgs {
   int in;           // of x
   int tiles;        // along the inputs
-  int group_tiles;  // tiles that share a scale
+  int group_shift;  // tiles that share a scale
   int groups;
   int zero;  // of groups without zero points
   DType scale;
@@ -87,6 +86,22 @@ __device__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
   }
 }
 
+/// The same from sums of zero.
+template <class T>
+__device__ void multiply_first(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%10,%10,%10,%10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%10,%10,%10,%10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+  }
+}
+
 /// 16 bytes of weights, which nothing else reads.
 __device__ uint4 load_once(const void* from) {
   uint4 loaded;
@@ -110,15 +125,26 @@ struct LaneCodes {
     }
   }
 
-  /// Codes minus zero point of inputs 2 j and 2 j + 1 of output 8 eight + lane / 4, in pairs of T;
-  /// of e4m3, their values times scale_of_codes().
+  /// What widen() subtracts for a zero point, as bits.
   template <class T>
-  __device__ void widen(int eight, float zero, uint32_t (&pairs)[4]) const {
+  __device__ static uint32_t offset_of(float zero) {
+    constexpr bool kHalf = std::is_same_v<T, __half>;
+    if constexpr (kCode == WeightCode::kU4) {
+      return pair_bits<T>(twice<T>((kHalf ? 1024.0f : 128.0f) + zero));
+    }
+    if constexpr (kHalf) return pair_bits<T>(twice<T>(1024.0f + zero));
+    return __float_as_uint(8388608.0f + zero);
+  }
+
+  /// Codes minus zero point of inputs 2 j and 2 j + 1 of output 8 eight + lane / 4, in pairs of T;
+  /// of e4m3, their values divided by scale_of_codes().
+  template <class T>
+  __device__ void widen(int eight, uint32_t offset_bits, uint32_t (&pairs)[4]) const {
     constexpr bool kHalf = std::is_same_v<T, __half>;
     if constexpr (kCode == WeightCode::kU4) {
       // The bits of 1024 + code, or 128 + code.
       constexpr uint32_t kMagic = kHalf ? 0x64006400u : 0x43004300u;
-      const Pair<T> offset = twice<T>((kHalf ? 1024.0f : 128.0f) + zero);
+      const Pair<T> offset = pair_of<T>(offset_bits);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const uint32_t codes = (words[eight] >> (4 * j) & 0x000f000fu) | kMagic;
@@ -134,7 +160,7 @@ struct LaneCodes {
         pairs[j] = sign | magnitude >> (kHalf ? 1 : 4);
       }
     } else if constexpr (kHalf) {
-      const Pair<T> offset = twice<T>(1024.0f + zero);
+      const Pair<T> offset = pair_of<T>(offset_bits);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const uint32_t codes =
@@ -143,7 +169,7 @@ struct LaneCodes {
       }
     } else {
       // 2^23 + code has the code in its low bits; the difference is exact, in bf16 as well.
-      const float offset = 8388608.0f + zero;
+      const float offset = __uint_as_float(offset_bits);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const uint32_t word = words[2 * eight + j / 2];
@@ -177,16 +203,26 @@ struct LaneScales {
   }
 };
 
-/// Eight inputs of a row of x; those beyond its end are zero, and so are rows beyond the last.
+/// The inputs that a lane reads of a row of x: 8 of each tile. Rows beyond the last are zero, and
+/// so are inputs beyond the end of a row.
 template <class T>
-__device__ uint4 load_inputs(const T* x, int row, int rows, int first, int in) {
-  if (row >= rows || first >= in) return {};
-  const T* from = x + static_cast<int64_t>(row) * in + first;
-  if (in % 8 == 0) return *reinterpret_cast<const uint4*>(from);
-  alignas(16) T inputs[8] = {};
-  for (int i = 0; i < 8 && first + i < in; ++i) inputs[i] = from[i];
-  return *reinterpret_cast<const uint4*>(inputs);
-}
+struct LaneRow {
+  const T* inputs;
+  int left;  // inputs from here to the end of the row
+
+  __device__ LaneRow() = default;
+  __device__ LaneRow(const T* x, int row, int rows, int in, int lane)
+      : inputs(x + static_cast<int64_t>(row) * in + lane % 4 * 8),
+        left(row < rows ? in - lane % 4 * 8 : 0) {}
+  __device__ uint4 load(int tile, bool aligned) const {
+    const int first = tile * kTile;
+    if (first >= left) return {};
+    if (aligned) return *reinterpret_cast<const uint4*>(inputs + first);
+    alignas(16) T some[8] = {};
+    for (int i = 0; i < 8 && first + i < left; ++i) some[i] = inputs[first + i];
+    return *reinterpret_cast<const uint4*>(some);
+  }
+};
 
 /// The sums of a warp: 32 outputs of kRowTiles * 16 rows.
 template <int kRowTiles>
@@ -195,18 +231,18 @@ using TileSums = float[kRowTiles][kEights][4];
 /// Adds the products of one tile.
 template <class T, WeightCode kCode, int kRowTiles>
 __device__ void add_tile(TileSums<kRowTiles>& sums, const LaneCodes<kCode>& codes,
-                         const float2 (&scales)[kEights], const float (&zeros)[kEights],
+                         const float2 (&scales)[kEights], const uint32_t (&offsets)[kEights],
                          const uint4 (&inputs)[kRowTiles][2]) {
 #pragma unroll
   for (int eight = 0; eight < kEights; ++eight) {
     uint32_t pairs[4];
-    codes.template widen<T>(eight, zeros[eight], pairs);
+    codes.template widen<T>(eight, offsets[eight], pairs);
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
       const uint4& low = inputs[tile][0];
       const uint4& high = inputs[tile][1];
-      float of_tile[4] = {};
-      multiply<T>(of_tile, {low.x, high.x, low.y, high.y}, pairs[0], pairs[1]);
+      float of_tile[4];
+      multiply_first<T>(of_tile, {low.x, high.x, low.y, high.y}, pairs[0], pairs[1]);
       multiply<T>(of_tile, {low.z, high.z, low.w, high.w}, pairs[2], pairs[3]);
       float(&to)[4] = sums[tile][eight];
       to[0] = fmaf(of_tile[0], scales[eight].x, to[0]);
@@ -217,11 +253,12 @@ __device__ void add_tile(TileSums<kRowTiles>& sums, const LaneCodes<kCode>& code
   }
 }
 
-/// Scales of a lane's sums in a group, and zero points of its weights.
+/// Scales of a lane's sums in a group, and what is subtracted from its codes where groups have zero
+/// points.
 template <class T, WeightCode kCode>
 __device__ void load_scales(const CodeArgs& args, const std::byte* scales, const std::byte* zeros,
                             const LaneScales& early, size_t entry, int lane,
-                            float2 (&of_sums)[kEights], float (&of_weights)[kEights]) {
+                            float2 (&of_sums)[kEights], uint32_t (&offsets)[kEights]) {
 #pragma unroll
   for (int eight = 0; eight < kEights; ++eight) {
     if (args.scale == DType::kF32) {
@@ -232,26 +269,44 @@ __device__ void load_scales(const CodeArgs& args, const std::byte* scales, const
     }
     of_sums[eight].x *= scale_of_codes<T, kCode>();
     of_sums[eight].y *= scale_of_codes<T, kCode>();
-    of_weights[eight] = static_cast<float>(args.zero);
   }
   if (zeros == nullptr) return;
   const uint32_t points = __ldg(reinterpret_cast<const uint32_t*>(zeros + entry) + lane / 4);
 #pragma unroll
   for (int eight = 0; eight < kEights; ++eight) {
-    of_weights[eight] = static_cast<float>(points >> (8 * eight) & 255u);
+    offsets[eight] =
+        LaneCodes<kCode>::template offset_of<T>(static_cast<float>(points >> (8 * eight) & 255u));
   }
 }
 
-/// How many tiles a warp loads ahead.
+/// How code_products divides its work for so many tiles of rows.
+struct CodeTiling {
+  int warps;   // of a block
+  int ahead;   // tiles of codes, and of scales, that a warp loads ahead
+  int inputs;  // tiles of x
+};
 template <WeightCode kCode>
-constexpr int kAhead = kCode == WeightCode::kU4 ? 8 : 4;
+constexpr CodeTiling code_tiling(int row_tiles) {
+  constexpr int kLoads = LaneCodes<kCode>::kLoads;
+  if (row_tiles == 1) return {16, kLoads == 1 ? 4 : 2, 2};
+  return {8, kLoads == 1 ? 4 : 2, row_tiles == 2 ? 2 : 1};
+}
+
+/// Parts that the inputs are divided into, tile by tile, whose sums are added in their order.
+constexpr int kSplits = 16;
 
 /// kGated: the first projection is the gate of the second, and half of the warps have each.
 template <class T, WeightCode kCode, int kRowTiles, bool kGated>
-__global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1)
+__global__ void __launch_bounds__(32 * code_tiling<kCode>(kRowTiles).warps)
     code_products(CodeProjections projections, CodeArgs args, const T* x, CodeResult result) {
-  constexpr int kSplit = kGated ? kWarps / 2 : kWarps;  // warps that share the inputs
-  constexpr int kTiles = kAhead<kCode>;
+  constexpr CodeTiling kTiling = code_tiling<kCode>(kRowTiles);
+  constexpr int kWarps = kTiling.warps;
+  constexpr int kStep = kGated ? kSplits / 2 : kSplits;    // parts of one matrix
+  constexpr int kTogether = kGated ? kWarps / 2 : kWarps;  // warps that share a matrix
+  constexpr int kTiles = kTiling.ahead;
+  constexpr int kInputs = kTiling.inputs;
+  constexpr int kOutputs = kRowTile * kTile / (32 * kWarps);  // of a thread, in a tile of rows
+  static_assert(kTiles % kInputs == 0);
   __shared__ float shared[kWarps][kRowTile][kTile + 1];
   let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -264,15 +319,16 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1)
       ++which;
     }
   }
-  const int matrix = kGated ? warp / kSplit : which;
+  const int matrix = kGated ? warp / kTogether : which;
   const std::byte* codes = projections.codes[matrix] +
                            static_cast<int64_t>(unit) * args.tiles * LaneCodes<kCode>::kTileBytes;
   const std::byte* scales = projections.scales[matrix];
   const std::byte* zeros = projections.zeros[matrix];
   const auto entry_of = [&](int tile) {
-    return (static_cast<size_t>(unit) * args.groups + tile / args.group_tiles) * kTile;
+    return (static_cast<size_t>(unit) * args.groups + (tile >> args.group_shift)) * kTile;
   };
   const bool early_scales = args.scale != DType::kF32;
+  const bool aligned = args.in % 8 == 0;
 
   LaneCodes<kCode> coming[kTiles];
   LaneScales coming_scales[kTiles];
@@ -281,59 +337,92 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1)
     coming[slot].load(codes + static_cast<int64_t>(tile) * LaneCodes<kCode>::kTileBytes, lane);
     if (early_scales) coming_scales[slot].load(scales, entry_of(tile) + lane % 4 * 8);
   };
-  const int first = warp % kSplit;
+  LaneRow<T> rows[kRowTiles][2];
 #pragma unroll
-  for (int u = 0; u < kTiles; ++u) fetch(u, first + u * kSplit);
-  wait_for_earlier();
+  for (int half = 0; half < 2 * kRowTiles; ++half) {
+    rows[half / 2][half % 2] = LaneRow<T>(x, half * 8 + lane / 4, result.rows, args.in, lane);
+  }
+  uint4 coming_inputs[kInputs][kRowTiles][2];
+  const auto fetch_inputs = [&](int slot, int tile) {
+#pragma unroll
+    for (int half = 0; half < 2 * kRowTiles; ++half) {
+      coming_inputs[slot][half / 2][half % 2] = rows[half / 2][half % 2].load(tile, aligned);
+    }
+  };
+  uint32_t offsets[kEights];
+#pragma unroll
+  for (uint32_t& offset : offsets) {
+    offset = LaneCodes<kCode>::template offset_of<T>(static_cast<float>(args.zero));
+  }
+  float totals[kRowTiles][kOutputs][kGated ? 2 : 1] = {};
+  bool waited = false;
 
-  TileSums<kRowTiles> sums = {};
-  for (int base = first; base < args.tiles; base += kTiles * kSplit) {
+#pragma unroll 1
+  for (int part = warp % kTogether; part < kStep; part += kTogether) {
 #pragma unroll
-    for (int u = 0; u < kTiles; ++u) {
-      const int tile = base + u * kSplit;
-      if (tile >= args.tiles) break;
-      uint4 inputs[kRowTiles][2];
+    for (int u = 0; u < kTiles; ++u) fetch(u, part + u * kStep);
+    if (!waited) wait_for_earlier();
+    waited = true;
 #pragma unroll
-      for (int half = 0; half < 2 * kRowTiles; ++half) {
-        inputs[half / 2][half % 2] =
-            load_inputs(x, half * 8 + lane / 4, result.rows, tile * kTile + lane % 4 * 8, args.in);
+    for (int u = 0; u < kInputs; ++u) fetch_inputs(u, part + u * kStep);
+    TileSums<kRowTiles> sums = {};
+    for (int base = part; base < args.tiles; base += kTiles * kStep) {
+#pragma unroll
+      for (int u = 0; u < kTiles; ++u) {
+        const int tile = base + u * kStep;
+        if (tile >= args.tiles) break;
+        uint4 inputs[kRowTiles][2];
+#pragma unroll
+        for (int half = 0; half < 2 * kRowTiles; ++half) {
+          inputs[half / 2][half % 2] = coming_inputs[u % kInputs][half / 2][half % 2];
+        }
+        fetch_inputs(u % kInputs, tile + kInputs * kStep);
+        float2 of_sums[kEights];
+        load_scales<T, kCode>(args, scales, zeros, coming_scales[u], entry_of(tile), lane, of_sums,
+                              offsets);
+        const LaneCodes<kCode> now = coming[u];
+        fetch(u, tile + kTiles * kStep);
+        add_tile<T, kCode, kRowTiles>(sums, now, of_sums, offsets, inputs);
       }
-      float2 of_sums[kEights];
-      float of_weights[kEights];
-      load_scales<T, kCode>(args, scales, zeros, coming_scales[u], entry_of(tile), lane, of_sums,
-                            of_weights);
-      const LaneCodes<kCode> now = coming[u];
-      fetch(u, tile + kTiles * kSplit);
-      add_tile<T, kCode, kRowTiles>(sums, now, of_sums, of_weights, inputs);
+    }
+#pragma unroll
+    for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {
+      if (row_tile * kRowTile >= result.rows) break;
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < 4 * kEights; ++i) {
+        const int row = lane / 4 + i % 4 / 2 * 8;
+        shared[warp][row][i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[row_tile][i / 4][i % 4];
+      }
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < kOutputs; ++i) {
+        const int at = static_cast<int>(threadIdx.x) + i * 32 * kWarps;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) {
+          totals[row_tile][i][kGated ? w / kTogether : 0] += shared[w][at / kTile][at % kTile];
+        }
+      }
     }
   }
 
 #pragma unroll
   for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {
-    if (row_tile * kRowTile >= result.rows) break;
-    if (row_tile > 0) __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 4 * kEights; ++i) {
-      const int row = lane / 4 + i % 4 / 2 * 8;
-      shared[warp][row][i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[row_tile][i / 4][i % 4];
-    }
-    __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < kRowTile * kTile; i += kThreads) {
-      const int row = row_tile * kRowTile + i / kTile;
-      const int column = unit * kTile + i % kTile;
-      const auto sum_of = [&](int of) {
-        float sum = 0;
-#pragma unroll
-        for (int w = 0; w < kSplit; ++w) {
-          sum += shared[(kGated ? of * kSplit : 0) + w][i / kTile][i % kTile];
-        }
+    for (int i = 0; i < kOutputs; ++i) {
+      const int place = static_cast<int>(threadIdx.x) + i * 32 * kWarps;
+      const int row = row_tile * kRowTile + place / kTile;
+      const int column = unit * kTile + place % kTile;
+      const int out = projections.out[kGated ? 0 : which];
+      if (row >= result.rows || column >= out) continue;
+      const int64_t at = static_cast<int64_t>(row) * out + column;
+      const auto biased = [&](int of, float sum) {
         const float* bias = projections.bias[of];
         return bias != nullptr ? sum + bias[column] : sum;
       };
-      if (row >= result.rows || column >= projections.out[matrix]) continue;
-      const int64_t at = static_cast<int64_t>(row) * projections.out[matrix] + column;
       if constexpr (kGated) {
-        const float value = activated(result.activation, sum_of(0)) * sum_of(1);
+        const float value = activated(result.activation, biased(0, totals[row_tile][i][0])) *
+                            biased(1, totals[row_tile][i][1]);
         if (result.gated_dtype == DType::kF32) {
           reinterpret_cast<float*>(result.gated)[at] = value;
         } else {
@@ -341,7 +430,7 @@ __global__ void __launch_bounds__(kThreads, kRowTiles == 1 ? 2 : 1)
         }
       } else {
         float* y = projections.y[which] + at;
-        const float value = sum_of(which);
+        const float value = biased(which, totals[row_tile][i][0]);
         *y = result.add ? *y + value : value;
       }
     }
@@ -364,7 +453,8 @@ CodeArgs args_of(const QuantizedFormat& format) {
   CodeArgs args{};
   args.in = static_cast<int>(format.in);
   args.tiles = static_cast<int>(layout_of(format, DeviceKind::kCuda).in / kTile);
-  args.group_tiles = static_cast<int>(ceil_div(format.group, kTile));
+  // 32, 64 or 128 inputs, or all of them.
+  args.group_shift = format.groups() == 1 ? 30 : format.group / kTile / 2;
   args.groups = static_cast<int>(format.groups());
   args.zero = format.zero();
   args.scale = format.scale;
@@ -391,13 +481,14 @@ template <bool kGated>
 void launch(const QuantizedFormat& format, const CodeProjections& projections, int blocks,
             const void* x, const CodeResult& result, Stream& stream) {
   with_codes(format, [&]<class T, WeightCode kCode>() {
-    const auto start = [&](auto kernel) {
-      launch_early("linear", kernel, dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream,
-                   projections, args_of(format), static_cast<const T*>(x), result);
+    const auto start = [&]<int kRowTiles>() {
+      launch_early("linear", code_products<T, kCode, kRowTiles, kGated>,
+                   dim3(static_cast<unsigned>(blocks)), 32 * code_tiling<kCode>(kRowTiles).warps, 0,
+                   stream, projections, args_of(format), static_cast<const T*>(x), result);
     };
-    if (result.rows <= kRowTile) return start(code_products<T, kCode, 1, kGated>);
-    if (result.rows <= 2 * kRowTile) return start(code_products<T, kCode, 2, kGated>);
-    start(code_products<T, kCode, 4, kGated>);
+    if (result.rows <= kRowTile) return start.template operator()<1>();
+    if (result.rows <= 2 * kRowTile) return start.template operator()<2>();
+    start.template operator()<4>();
   });
 }
 
@@ -412,11 +503,12 @@ __global__ void __launch_bounds__(kThreads)
   let_next_start();
   wait_for_earlier();
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
   if (index >= tiles) return;
   const int64_t unit = index / args.tiles;
   const int tile = static_cast<int>(index % args.tiles);
-  const size_t entry = (static_cast<size_t>(unit) * args.groups + tile / args.group_tiles) * kTile;
+  const size_t entry =
+      (static_cast<size_t>(unit) * args.groups + (tile >> args.group_shift)) * kTile;
   LaneCodes<kCode> codes;
   codes.load(projection.codes[0] + index * LaneCodes<kCode>::kTileBytes, lane);
 #pragma unroll
@@ -429,7 +521,7 @@ __global__ void __launch_bounds__(kThreads)
     const float zero = zeros == nullptr ? static_cast<float>(args.zero)
                                         : static_cast<float>(zeros[entry + 4 * n + eight]);
     uint32_t pairs[4];
-    codes.template widen<T>(eight, zero, pairs);
+    codes.template widen<T>(eight, LaneCodes<kCode>::template offset_of<T>(zero), pairs);
     alignas(16) T values[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -460,7 +552,7 @@ __global__ void __launch_bounds__(kThreads)
     const int n = id % 8;
     const int eight = id % kTile / 8;
     const size_t entry =
-        (static_cast<size_t>(unit) * args.groups + i / kTile / args.group_tiles) * kTile;
+        (static_cast<size_t>(unit) * args.groups + (i / kTile >> args.group_shift)) * kTile;
     LaneCodes<kCode> codes;
     codes.load(table.codes[0] + (unit * args.tiles + i / kTile) * LaneCodes<kCode>::kTileBytes,
                n * 4 + i % kTile / 8);
@@ -472,7 +564,7 @@ __global__ void __launch_bounds__(kThreads)
     const float zero = zeros == nullptr ? static_cast<float>(args.zero)
                                         : static_cast<float>(zeros[entry + 4 * n + eight]);
     uint32_t pairs[4];
-    codes.template widen<T>(eight, zero, pairs);
+    codes.template widen<T>(eight, LaneCodes<kCode>::template offset_of<T>(zero), pairs);
     for (int j = 0; j < 8 && i + j < args.in; ++j) {
       to[i + j] = load_float(reinterpret_cast<const T*>(pairs)[j]) * scale;
     }
@@ -530,7 +622,7 @@ ConstTensorView widened_weights(const QuantizedMatrix& matrix, Stream& stream) {
   const int64_t tiles = ceil_div(format.out, kTile) * args.tiles;
   with_codes(format, [&]<class T, WeightCode kCode>() {
     launch_early("linear", widen_codes<T, kCode>,
-                 dim3(static_cast<unsigned>(ceil_div(tiles, kWarps))), kThreads, 0, stream,
+                 dim3(static_cast<unsigned>(ceil_div(tiles, kThreads / 32))), kThreads, 0, stream,
                  reinterpret_cast<T*>(to), projections_of({&projection, 1}), args, tiles);
   });
   return {to, format.activations, format.shape(), matrix.device};
