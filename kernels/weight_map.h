@@ -21,7 +21,6 @@ namespace kvlm {
 enum class MatrixUse : uint8_t {
   kDecoder,     ///< a product of the decoder
   kVocabulary,  ///< the embeddings or the head
-  kVision,      ///< a product of the tower or the projector
 };
 
 /// Which matrices are rounded when they are taken (quantized/round.h), by what they are; nothing
@@ -29,10 +28,8 @@ enum class MatrixUse : uint8_t {
 /// decoder is rounded.
 struct WeightRounding {
   std::optional<WeightCode> decoder;
-  std::optional<WeightCode> vision;
 
   std::optional<WeightCode> code_of(MatrixUse use) const noexcept {
-    if (use == MatrixUse::kVision) return vision;
     return use == MatrixUse::kVocabulary && decoder ? WeightCode::kU8 : decoder;
   }
 };

@@ -212,6 +212,8 @@ _FEW = "--limit 2 --fidelity 1 --build build/release"
 _MEASURE = '--device cpu --model pocket --repeats 1 --build "$PWD/build/release"'
 
 DOCUMENTED = [
+    Case('vlm-run -m pocket --weights int4 --image a.png -p "What is this?"', [reports("int4 in groups of 32")]),
+    Case("vlm-run -m pocket --weights int4 --save-weights pocket-int4", [reports("wrote pocket-int4")]),
     # vlm-run --help, README.md
     Case("vlm-run --help", [prints("Usage:", "Examples:")]),
     Case("vlm-run -q --batch 'tools/pocket/heldout/scenes/scene_00[0-9].png' --out build/scenes.jsonl --kv int4",
@@ -518,6 +520,16 @@ OPTIONS = [
     Case("vlm-run --image a.png --kv-memory 10MB -q", [says("caption")]),
     Case("vlm-run --image a.png --kv-memory 10KB -q", [complains("does not fit", "cache memory")], status=1),
     Case("vlm-run --image a.png --device cuda", [refuses_a_gpu], status=1),
+    Case("vlm-run -m pocket-int4 --image a.png --weights int8 --json",
+         [one(lambda row: row["memory"]["weights_bytes"] < 15e6 and row["text"].startswith("There are"))]),
+    Case("vlm-run --image a.png --weights int4 --activations 16 -n 4 -q", [prints("There are")]),
+    Case("vlm-run --image a.png --lora nowhere", [complains("nowhere/adapter_config.json")], status=1),
+    Case("vlm-bench vision -m golden/internvl --device cpu -t 2 --weights int8 --activations 16 --size 30x60 --repeats 1 --json",
+         [one(lambda row: row["encode"]["median"] > 0)]),
+    Case("vlm-bench latency -m pocket --device cpu -t 1 --weights int4 --activations 16 --prompt-tokens 40 --tokens 2 --repeats 1 --json",
+         [one(lambda row: row["decode"]["median"] > 0)]),
+    Case(f"vlm-bench throughput -m pocket --device cpu -t 1 --weights int8 --activations 16 --kv f16 {SMALL} --json",
+         [each(1, lambda row: row["step_weight_bytes"] < 8e6)]),
     Case("vlm-run --image a.png --dtype f32 --json",
          [one(lambda row: row["memory"]["weights_bytes"] > 40e6), lambda o: o.rows()[0]["text"].strip() != o.facts["caption"]]),
     Case("vlm-run --image a.png --image-backend pil -q", [says("caption")]),

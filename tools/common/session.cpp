@@ -165,8 +165,8 @@ Session::Session(const SessionOptions& options, Watch* watch) {
     const Family& family = family_of(source.config, options.model);
     return family.load(std::move(source), load, planning);
   };
-  const bool quantized = load.rounding.decoder || load.rounding.vision ||
-                         (!synthetic && state_->checkpoint->is_quantized());
+  const bool quantized =
+      load.rounding.decoder || (!synthetic && state_->checkpoint->is_quantized());
   if (!synthetic && state_->checkpoint->is_quantized()) {
     if (!options.lora.empty()) {
       throw Error(ErrorCode::kInvalidArgument,
@@ -174,7 +174,7 @@ Session::Session(const SessionOptions& options, Watch* watch) {
                               "16-bit model, with --weights int4",
                               options.model));
     }
-    if (load.rounding.decoder == WeightCode::kU4 || load.rounding.vision) {
+    if (load.rounding.decoder == WeightCode::kU4) {
       throw Error(ErrorCode::kInvalidArgument,
                   fmt::format("--weights is {}, but the weights of {} are quantized already; "
                               "int8 rounds what is not, the embeddings and the head",

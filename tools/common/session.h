@@ -20,7 +20,7 @@ struct SessionOptions {
   std::string kv_profile;  ///< file of `vlm-kv profile`, or empty
   std::string device = "auto";
   std::string dtype = "auto";
-  std::string weights = "16";     ///< "16", "int8" or "int4", and ",tower=int8" or ",tower=16"
+  std::string weights = "16";     ///< "16", "int8" or "int4"
   std::string lora;               ///< folder of an adapter, or empty
   std::string activations = "8";  ///< bits of activations with quantized weights on a CPU
   std::string image_backend = "auto";

@@ -12,7 +12,10 @@ namespace kvlm {
 /// with.
 void add_weight_options(CLI::App& app, SessionOptions& options);
 
-/// "16", "int8" or "int4" for the decoder, and with ",tower=int8" the tower and the projector.
+/// --lora: an adapter to merge.
+void add_lora_option(CLI::App& app, SessionOptions& options);
+
+/// "16", "int8" or "int4", for the decoder.
 /// Throws Error{kInvalidArgument} for anything else.
 WeightRounding parse_weights(const std::string& text);
 

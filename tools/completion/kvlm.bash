@@ -87,7 +87,7 @@ __kvlm() {
     --style) __kvlm_words screen paper ;;
     --device) __kvlm_words auto cpu cuda cuda:0 ;;
     --dtype) __kvlm_words auto f32 f16 bf16 ;;
-    --weights) __kvlm_words 16 int8 int4 int8,tower=int8 int4,tower=int8 ;;
+    --weights) __kvlm_words 16 int8 int4 ;;
     --activations) __kvlm_words 8 16 ;;
     --image-backend) __kvlm_words auto torchvision pil ;;
     --image-aspect) __kvlm_words auto crop pad anyres ;;

@@ -375,6 +375,7 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
                  "Type of the weights: auto (as in the files), f32, f16 or bf16")
       ->capture_default_str();
   add_weight_options(app, options.session);
+  add_lora_option(app, options.session);
   app.add_option("--save-weights", options.save_weights,
                  "Write the checkpoint as --weights and --lora make it, in compressed-tensors' "
                  "format, into a new folder, and answer nothing")

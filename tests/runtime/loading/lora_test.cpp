@@ -92,7 +92,7 @@ TEST_F(Lora, IsAddedBeforeRounding) {
 /// What the codes are made of is the sum in f32, not the sum in f16.
 TEST_F(Lora, IsRoundedOnceToCodes) {
   WeightMap weights = loaded();
-  weights.round({.decoder = WeightCode::kU8, .vision = {}});
+  weights.round({.decoder = WeightCode::kU8});
   const Weight w = weights.take_matrix(kName, {kOut, kIn}, MatrixUse::kDecoder);
   ASSERT_TRUE(w.is_quantized());
   EXPECT_EQ(w.dtype(), DType::kF16);
