@@ -76,16 +76,6 @@ int blocks_of_head(int chunks, int most, unsigned heads, Stream& stream) {
   return blocks;
 }
 
-/// Attributes of launches that start while the previous one ends, in clusters of `blocks`.
-std::array<cudaLaunchAttribute, 2> early_clusters(unsigned blocks) {
-  std::array<cudaLaunchAttribute, 2> attributes{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {blocks, 1, 1};
-  return attributes;
-}
-
 void launch_kernel(int number, const AttendArgs& args, const FusedArgs& fused, int slots,
                    Stream& stream) {
   const auto heads = static_cast<unsigned>(fused.heads);

@@ -1,12 +1,11 @@
 #pragma once
 
-#include <cooperative_groups.h>
-
 #include "kernels/cuda/attend/fused_attention.h"
 #include "kernels/cuda/attend/fused_choice.h"
 #include "kernels/cuda/attend/image_choice.h"
 #include "kernels/cuda/attend/image_products.cuh"
 #include "kernels/cuda/attend/score_places.cuh"
+#include "kernels/cuda/device/cluster.cuh"
 
 // Decode attention of one KV head over an image packed as one block, by one thread block, or by a
 // cluster of them if KV heads are few: all scores first, which stay in shared memory, then their
@@ -20,51 +19,10 @@
 // needs the greatest score first. So CalibQuant's remap, which needs least and greatest, is free.
 namespace kvlm::cuda::packed {
 
-/// The thread blocks that share a KV head.
-struct ImageCluster {
-  int blocks;
-  int rank;
-
-  __device__ void sync() const {
-    if (blocks == 1) return __syncthreads();
-    arrive();
-    wait();
-  }
-  /// Publishes this block's writes to shared memory to blocks that wait().
-  __device__ void arrive() const {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-  }
-  __device__ void wait() const {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-  }
-  /// Waits until all blocks have read the others' shared memory, before this block ends.
-  __device__ void await_readers() const {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if (blocks == 1) return;
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-    wait();
-#endif
-  }
-  /// Address in block `of` of what this block has at `mine`.
-  template <class T>
-  __device__ const T* in(int of, const T* mine) const {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if (blocks > 1) {
-      return cooperative_groups::this_cluster().map_shared_rank(mine, static_cast<unsigned>(of));
-    }
-#endif
-    return mine;
-  }
-};
-
 /// Least and greatest score of a thread's query in its block, which it publishes to the cluster.
 template <int kWarps>
 __device__ float2 ends_of_block(float low, float high, const ImageThread& my,
-                                const ImageCluster& cluster, ImageShared<kWarps>& shared) {
+                                const Cluster& cluster, ImageShared<kWarps>& shared) {
 #pragma unroll
   for (int i = 0; i < 3; ++i) {  // threads of one query
     const int apart = i < 2 ? 1 + i : 16;
@@ -87,7 +45,7 @@ __device__ float2 ends_of_block(float low, float high, const ImageThread& my,
 
 /// The same over all blocks of the cluster.
 template <int kWarps>
-__device__ float2 ends_of_head(float2 ends, const ImageThread& my, const ImageCluster& cluster,
+__device__ float2 ends_of_head(float2 ends, const ImageThread& my, const Cluster& cluster,
                                const ImageShared<kWarps>& shared) {
   if (cluster.blocks == 1) return ends;
   cluster.wait();
@@ -141,7 +99,7 @@ struct HeadStates {
 /// Calls write(query, channel, top, weights, out) with the softmax state of the packed tokens. Each
 /// block of a cluster does so for some of the channels.
 template <int kBits, int kWarps, class Write>
-__device__ void write_state(const ImageShared<kWarps>& shared, const ImageCluster& cluster,
+__device__ void write_state(const ImageShared<kWarps>& shared, const Cluster& cluster,
                             int first_query, int queries, const Write& write) {
   const int channels = kDim / cluster.blocks;
   for (int i = static_cast<int>(threadIdx.x); i < queries * channels; i += 32 * kWarps) {
@@ -287,7 +245,7 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
   values.load(segments[args.head_segments / 2]);
   const DeviceHead head = head_of(args, at);
   if (keys.kernel != image_segment(served)) return wait_for_earlier();
-  const ImageCluster cluster{blocks, static_cast<int>(blockIdx.x) % blocks};
+  const Cluster cluster{blocks, static_cast<int>(blockIdx.x) % blocks};
   const int slots = keys.slots;
   const int of_head = (slots + kChunkSlots - 1) / kChunkSlots;
   const int of_block = (of_head + blocks - 1) / blocks;

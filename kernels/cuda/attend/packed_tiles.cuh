@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/attend/attend_args.cuh"
 #include "kernels/cuda/attend/packed_mma.cuh"
+#include "kernels/cuda/device/async_copies.cuh"
 #include "kernels/cuda/device/launch.cuh"
 
 // Shared by the kernels that attend on the tensor cores. Tokens, as codes or f16, are the rows of
@@ -36,20 +37,6 @@ __device__ void load_words(const std::byte* from, uint32_t (&to)[kWords]) {
       to[i] = x.x, to[i + 1] = x.y, to[i + 2] = x.z, to[i + 3] = x.w;
     }
   }
-}
-
-/// Copies 16 bytes to shared memory asynchronously.
-__device__ inline void copy_async(uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
-}
-
-/// Ends a group of copies.
-__device__ inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-/// Waits for all but the last kAhead groups of this thread's copies.
-template <int kAhead>
-__device__ void await_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kAhead) : "memory");
 }
 
 __device__ inline float2 two_floats(uint32_t halves) {
