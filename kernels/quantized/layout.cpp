@@ -45,31 +45,17 @@ class Places {
   /// Whether it is the upper half of its byte.
   bool is_upper(int64_t i) const noexcept { return inputs_[static_cast<size_t>(i)] % 2 != 0; }
 
-  /// Index of a group's scale.
-  size_t scale(int64_t o, int64_t group) const noexcept {
-    if (!on_gpu_) return strip_entry(o, group);
-    // A lane's accumulators are outputs 2 c and 2 c + 1 of each eight.
-    const int64_t in_tile = o % kTileOutputs;
-    return tile_entry(o, group, in_tile % 8 / 2 * 8 + in_tile / 8 * 2 + in_tile % 2);
-  }
-  /// Index of its zero point.
-  size_t zero(int64_t o, int64_t group) const noexcept {
-    if (!on_gpu_) return strip_entry(o, group);
-    // A lane's weights are output n of each eight.
-    const int64_t in_tile = o % kTileOutputs;
-    return tile_entry(o, group, in_tile % 8 * 4 + in_tile / 8);
+  /// Index of a group's scale, and zero point.
+  size_t entry(int64_t o, int64_t group) const noexcept {
+    const int64_t strip = on_gpu_ ? kTileOutputs : kStripOutputs;
+    // On a GPU the outputs of a lane, n of each eight, lie together.
+    const int64_t within = on_gpu_ ? o % 8 * 4 + o % strip / 8 : o % strip;
+    return static_cast<size_t>((o / strip * groups_ + group) * strip + within);
   }
 
  private:
   size_t bytes_of(int64_t codes) const noexcept {
     return static_cast<size_t>(half_bytes_ ? codes / 2 : codes);
-  }
-  size_t strip_entry(int64_t o, int64_t group) const noexcept {
-    return static_cast<size_t>((o / kStripOutputs * groups_ + group) * kStripOutputs +
-                               o % kStripOutputs);
-  }
-  size_t tile_entry(int64_t o, int64_t group, int64_t at) const noexcept {
-    return static_cast<size_t>((o / kTileOutputs * groups_ + group) * kTileOutputs + at);
   }
   static size_t place(int64_t byte, bool upper) noexcept {
     return static_cast<size_t>(byte) * 2 + (upper ? 1 : 0);
@@ -135,9 +121,9 @@ void put_rows(const QuantizedRows& rows, int64_t first, int64_t count,
     }
     for (int64_t group = 0; group < groups; ++group) {
       const auto at = static_cast<size_t>(row * groups + group);
-      put_scale(to + places.layout().scales, format.scale, places.scale(o, group), rows.scales[at]);
+      put_scale(to + places.layout().scales, format.scale, places.entry(o, group), rows.scales[at]);
       if (!format.has_zeros) continue;
-      to[places.layout().zeros + places.zero(o, group)] = static_cast<std::byte>(rows.zeros[at]);
+      to[places.layout().zeros + places.entry(o, group)] = static_cast<std::byte>(rows.zeros[at]);
     }
   }
 }
@@ -221,10 +207,10 @@ void read_rows(const QuantizedMatrix& matrix, int64_t first, int64_t count, Quan
     for (int64_t group = 0; group < groups; ++group) {
       const auto at = static_cast<size_t>(row * groups + group);
       to.scales[at] =
-          scale_at(matrix.data + places.layout().scales, format.scale, places.scale(o, group));
+          scale_at(matrix.data + places.layout().scales, format.scale, places.entry(o, group));
       if (!format.has_zeros) continue;
       to.zeros[at] =
-          static_cast<uint8_t>(matrix.data[places.layout().zeros + places.zero(o, group)]);
+          static_cast<uint8_t>(matrix.data[places.layout().zeros + places.entry(o, group)]);
     }
   }
 }

@@ -16,8 +16,8 @@
 //   of a byte. Scales and zero points are (strips, groups, 16).
 // - GPU: tiles of 32 outputs and 32 inputs, one after the other along the inputs. Lane 4 n + c of a
 //   warp holds, of outputs n, 8 + n, 16 + n and 24 + n, inputs 8 c to 8 c + 7: its fragments of
-//   eight products of m16n8k16. Scales and zero points are (tiles of outputs, groups, 32), in the
-//   order in which a lane wants them.
+//   four products of m16n8k16. Scales and zero points are (tiles of outputs, groups, 32), of which
+//   4 n to 4 n + 3 are those of these four outputs.
 namespace kvlm {
 
 /// Outputs of a strip on the CPU, and outputs and inputs of a tile on a GPU.

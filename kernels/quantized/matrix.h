@@ -19,6 +19,11 @@ enum class WeightCode : uint8_t {
 /// Bits of a code.
 constexpr int64_t code_bits(WeightCode code) noexcept { return code == WeightCode::kU4 ? 4 : 8; }
 
+/// The zero point of groups that have none of their own.
+constexpr int zero_of(WeightCode code) noexcept {
+  return code == WeightCode::kU4 ? 8 : code == WeightCode::kU8 ? 128 : 0;
+}
+
 /// "int4", "int8", "fp8".
 constexpr std::string_view code_name(WeightCode code) noexcept {
   return code == WeightCode::kU4 ? "int4" : code == WeightCode::kU8 ? "int8" : "fp8";
@@ -45,9 +50,7 @@ struct QuantizedFormat {
 
   int64_t groups() const noexcept { return group == 0 ? 0 : (in + group - 1) / group; }
   /// The zero point of groups that have none of their own.
-  int zero() const noexcept {
-    return code == WeightCode::kU4 ? 8 : code == WeightCode::kU8 ? 128 : 0;
-  }
+  int zero() const noexcept { return zero_of(code); }
   Shape shape() const noexcept { return {out, in}; }
   friend bool operator==(const QuantizedFormat&, const QuantizedFormat&) = default;
 };

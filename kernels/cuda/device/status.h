@@ -35,6 +35,7 @@ enum ScratchSlot : int {
   kTailProduct,  // what a product is before its tail; apart from what makes the product
   kGemmBias,
   kWidenedWeights,
+  kPaddedInputs,
   kSplitStates,
   kPackParts,
   kPromptRows,

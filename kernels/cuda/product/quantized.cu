@@ -1,46 +1,34 @@
 #include <algorithm>
 
-#include "kernels/cuda/device/launch.cuh"
-#include "kernels/cuda/device/matrix_units.cuh"
+#include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/model/activation.cuh"
+#include "kernels/cuda/product/code_tiles.cuh"
 #include "kernels/cuda/product/few_rows.h"
 #include "kernels/cuda/product/quantized.h"
-#include "kernels/quantized/layout.h"
 
-// y = x W^T with the codes of a quantized W (quantized/layout.h), for up to 64 rows of x a launch.
+// y = x W^T with the codes of a quantized W (code_tiles.cuh), for up to 64 rows of x a launch.
 //
-// A block makes 32 outputs; its warps divide the inputs among them, tile by tile, and add their
-// sums through shared memory, in the order of the warps. A lane loads the codes of its fragments
-// with one or two instructions, some tiles ahead, and turns them into pairs of exact integers
-// (code - zero) of x's type. The tensor cores add the products of a tile's 32 inputs in f32; these
-// sums times the scale are added in f32. So no weight is rounded, and the sums of a row depend
-// neither on the other rows nor on their number.
+// The tiles along the inputs are dealt out to 8 splits: tile t belongs to split t % 8, whose sums a
+// warp adds up in order. Splits are added in pairs, and the pairs in order, so that a row of y has
+// the same bits whichever kernel makes it, and whatever rows it comes with. Codes and inputs are
+// copied to shared memory some steps ahead.
+//
+// - few_rows: up to 8 rows. A block makes 32 outputs, of a gate and its matrix those of both; each
+//   of its 8 warps has a split, and copies for itself.
+// - many_rows: a block makes 128 outputs, a warp 32 of them from one of two splits, with inputs
+//   that the block shares. A cluster of four blocks has all splits; on GPUs without clusters one
+//   block has them in turn.
 namespace kvlm::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kTile = static_cast<int>(kTileOutputs);  // outputs, and inputs
-constexpr int kRowTile = 16;                           // rows of one product of the tensor cores
-constexpr int kMostRowTiles = 4;
-constexpr int kEights = kTile / 8;  // products of eight outputs that make up a tile
-static_assert(kInputBlock == kTile);
+constexpr int kSplits = 8;
+constexpr int kWarps = 8;
+constexpr int kThreads = 32 * kWarps;
 
-/// What the kernels need of a format.
-struct CodeArgs {
-  int in;           // of x
-  int tiles;        // along the inputs
-  int group_shift;  // tiles that share a scale
-  int groups;
-  int zero;  // of groups without zero points
-  DType scale;
-};
-
-/// Matrices of one launch, their outputs one after the other.
+/// Matrices of one launch, their outputs one after the other; or a gate and the matrix beside it.
 struct CodeProjections {
-  const std::byte* codes[kMostProjections];
-  const std::byte* scales[kMostProjections];
-  const std::byte* zeros[kMostProjections];  // null where groups have none
+  CodeMatrix w[kMostProjections];
   const float* bias[kMostProjections];
   float* y[kMostProjections];
   int out[kMostProjections];
@@ -55,520 +43,459 @@ struct CodeResult {
   Activation activation;
 };
 
-template <class T>
-using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
-
-template <class T>
-__device__ uint32_t pair_bits(Pair<T> pair) {
-  return *reinterpret_cast<uint32_t*>(&pair);
-}
-template <class T>
-__device__ Pair<T> pair_of(uint32_t bits) {
-  return *reinterpret_cast<Pair<T>*>(&bits);
-}
-/// x in both halves.
-template <class T>
-__device__ Pair<T> twice(float x) {
-  if constexpr (std::is_same_v<T, __half>) return __float2half2_rn(x);
-  if constexpr (!std::is_same_v<T, __half>) return __float2bfloat162_rn(x);
+/// Outputs that a warp or a block makes.
+struct Place {
+  int matrix;
+  int index;  // in units of `outputs`
+};
+/// Which matrix the block of this number has, of blocks of `outputs`.
+__device__ Place place_of(const CodeProjections& projections, int block, int outputs) {
+  int matrix = 0;
+  for (; matrix + 1 < kMostProjections; ++matrix) {
+    const int blocks = (projections.out[matrix] + outputs - 1) / outputs;
+    if (block < blocks) break;
+    block -= blocks;
+  }
+  return {matrix, block};
 }
 
-/// mma() of matrix_units.cuh for either half format.
+/// Stores a sum of x and output `column` of a matrix.
+__device__ void store_sum(const CodeProjections& projections, const CodeResult& result, int matrix,
+                          int row, int column, float sum) {
+  if (row >= result.rows || column >= projections.out[matrix]) return;
+  const float* bias = projections.bias[matrix];
+  float* y = projections.y[matrix] + static_cast<int64_t>(row) * projections.out[matrix] + column;
+  const float value = bias != nullptr ? sum + bias[column] : sum;
+  *y = result.add ? *y + value : value;
+}
+
+/// Stores activation(gate) * up.
 template <class T>
-__device__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  if constexpr (std::is_same_v<T, __half>) {
-    mma(d, a[0], a[1], a[2], a[3], b0, b1);
+__device__ void store_gated(const CodeProjections& projections, const CodeResult& result, int row,
+                            int column, float gate, float up) {
+  if (row >= result.rows || column >= projections.out[0]) return;
+  if (projections.bias[0] != nullptr) gate += projections.bias[0][column];
+  if (projections.bias[1] != nullptr) up += projections.bias[1][column];
+  const float value = activated(result.activation, gate) * up;
+  const int64_t at = static_cast<int64_t>(row) * projections.out[0] + column;
+  if (result.gated_dtype == DType::kF32) {
+    reinterpret_cast<float*>(result.gated)[at] = value;
   } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    reinterpret_cast<T*>(result.gated)[at] = store_float<T>(value);
   }
 }
 
-/// The same from sums of zero.
-template <class T>
-__device__ void multiply_first(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  if constexpr (std::is_same_v<T, __half>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%10,%10,%10,%10};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%10,%10,%10,%10};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
-  }
-}
+/// A lane's sums of 8 rows and 16 outputs, as the tensor cores leave them (TileSums).
+struct FourSums {
+  int row;     // rows `row` and `row` + 1
+  int output;  // outputs `output` and `output` + 8
 
-/// 16 bytes of weights, which nothing else reads.
-__device__ uint4 load_once(const void* from) {
-  uint4 loaded;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(loaded.x), "=r"(loaded.y), "=r"(loaded.z), "=r"(loaded.w)
-               : "l"(from));
-  return loaded;
-}
-
-/// The codes of one lane in a tile: 8 inputs of each of 4 outputs.
-template <WeightCode kCode>
-struct LaneCodes {
-  static constexpr int kLoads = kCode == WeightCode::kU4 ? 1 : 2;
-  static constexpr int kTileBytes = 512 * kLoads;
-  uint32_t words[4 * kLoads];
-
-  __device__ void load(const std::byte* tile, int lane) {
+  __device__ FourSums(int row_tile, int half, int lane)
+      : row(row_tile * kTileRows + lane % 4 * 2), output(half * 16 + lane / 4) {}
+  /// Calls store(row, output, i) for each.
+  template <class Store>
+  __device__ void store(const Store& store) const {
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      *reinterpret_cast<uint4*>(words + 4 * i) = load_once(tile + 512 * i + 16 * lane);
-    }
-  }
-
-  /// What widen() subtracts for a zero point, as bits.
-  template <class T>
-  __device__ static uint32_t offset_of(float zero) {
-    constexpr bool kHalf = std::is_same_v<T, __half>;
-    if constexpr (kCode == WeightCode::kU4) {
-      return pair_bits<T>(twice<T>((kHalf ? 1024.0f : 128.0f) + zero));
-    }
-    if constexpr (kHalf) return pair_bits<T>(twice<T>(1024.0f + zero));
-    return __float_as_uint(8388608.0f + zero);
-  }
-
-  /// Codes minus zero point of inputs 2 j and 2 j + 1 of output 8 eight + lane / 4, in pairs of T;
-  /// of e4m3, their values divided by scale_of_codes().
-  template <class T>
-  __device__ void widen(int eight, uint32_t offset_bits, uint32_t (&pairs)[4]) const {
-    constexpr bool kHalf = std::is_same_v<T, __half>;
-    if constexpr (kCode == WeightCode::kU4) {
-      // The bits of 1024 + code, or 128 + code.
-      constexpr uint32_t kMagic = kHalf ? 0x64006400u : 0x43004300u;
-      const Pair<T> offset = pair_of<T>(offset_bits);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint32_t codes = (words[eight] >> (4 * j) & 0x000f000fu) | kMagic;
-        pairs[j] = pair_bits<T>(__hsub2(pair_of<T>(codes), offset));
-      }
-    } else if constexpr (kCode == WeightCode::kE4M3) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint32_t bytes =
-            __byte_perm(words[2 * eight + j / 2], 0, j % 2 == 0 ? 0x1404 : 0x3424);
-        const uint32_t sign = bytes & 0x80008000u;
-        const uint32_t magnitude = bytes & 0x7f007f00u;
-        pairs[j] = sign | magnitude >> (kHalf ? 1 : 4);
-      }
-    } else if constexpr (kHalf) {
-      const Pair<T> offset = pair_of<T>(offset_bits);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint32_t codes =
-            __byte_perm(words[2 * eight + j / 2], 0x64646464u, j % 2 == 0 ? 0x4140 : 0x4342);
-        pairs[j] = pair_bits<T>(__hsub2(pair_of<T>(codes), offset));
-      }
-    } else {
-      // 2^23 + code has the code in its low bits; the difference is exact, in bf16 as well.
-      const float offset = __uint_as_float(offset_bits);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint32_t word = words[2 * eight + j / 2];
-        const uint32_t low = __byte_perm(word, 0x4b000000u, j % 2 == 0 ? 0x7440 : 0x7442);
-        const uint32_t high = __byte_perm(word, 0x4b000000u, j % 2 == 0 ? 0x7441 : 0x7443);
-        pairs[j] = pair_bits<T>(
-            __floats2bfloat162_rn(__uint_as_float(low) - offset, __uint_as_float(high) - offset));
-      }
-    }
+    for (int i = 0; i < 4; ++i) store(row + i % 2, output + i / 2 * 8, i);
   }
 };
 
-/// What widened codes are smaller by than their values.
-template <class T, WeightCode kCode>
-__device__ constexpr float scale_of_codes() {
-  if (kCode != WeightCode::kE4M3) return 1;
-  return std::is_same_v<T, __half> ? 0x1p8f : 0x1p120f;
+__device__ void add(float4& to, const float4& x) {
+  to.x += x.x;
+  to.y += x.y;
+  to.z += x.z;
+  to.w += x.w;
 }
+__device__ float nth(const float4& of, int i) { return (&of.x)[i]; }
 
-/// The scales of a lane's sums, two for each eight outputs.
-struct LaneScales {
-  uint4 halves;
+// ------------------------------------------------------------------------------------- few rows
 
-  __device__ void load(const std::byte* scales, size_t at) {
-    halves = __ldg(reinterpret_cast<const uint4*>(scales + 2 * at));
-  }
-  __device__ float2 of(int eight, DType dtype) const {
-    const uint32_t bits = (&halves.x)[eight];
-    if (dtype == DType::kF16) return __half22float2(pair_of<__half>(bits));
-    return __bfloat1622float2(pair_of<__nv_bfloat16>(bits));
-  }
+/// What a warp has in shared memory: stages, each with two tiles of its split, whose instructions
+/// fill each other's waits.
+template <WeightCode kCode, bool kGated>
+struct FewRows {
+  static constexpr int kMatrices = kGated ? 2 : 1;
+  static constexpr int kTileBytes = LaneCodes<kCode>::kTileBytes;
+  static constexpr int kInputs = kTileRows * kTile * 2;
+  static constexpr int kOne = kInputs + kMatrices * (kTileBytes + kMetaBytes);
+  static constexpr int kStage = 2 * kOne;
+  static constexpr int kStages = kCode == WeightCode::kU4 && !kGated ? 4 : 3;
+  static constexpr int kBytes = kWarps * kStages * kStage;
 };
 
-/// The inputs that a lane reads of a row of x: 8 of each tile. Rows beyond the last are zero, and
-/// so are inputs beyond the end of a row.
-template <class T>
-struct LaneRow {
-  const T* inputs;
-  int left;  // inputs from here to the end of the row
-
-  __device__ LaneRow() = default;
-  __device__ LaneRow(const T* x, int row, int rows, int in, int lane)
-      : inputs(x + static_cast<int64_t>(row) * in + lane % 4 * 8),
-        left(row < rows ? in - lane % 4 * 8 : 0) {}
-  __device__ uint4 load(int tile, bool aligned) const {
-    const int first = tile * kTile;
-    if (first >= left) return {};
-    if (aligned) return *reinterpret_cast<const uint4*>(inputs + first);
-    alignas(16) T some[8] = {};
-    for (int i = 0; i < 8 && first + i < left; ++i) some[i] = inputs[first + i];
-    return *reinterpret_cast<const uint4*>(some);
-  }
-};
-
-/// The sums of a warp: 32 outputs of kRowTiles * 16 rows.
-template <int kRowTiles>
-using TileSums = float[kRowTiles][kEights][4];
-
-/// Adds the products of one tile.
-template <class T, WeightCode kCode, int kRowTiles>
-__device__ void add_tile(TileSums<kRowTiles>& sums, const LaneCodes<kCode>& codes,
-                         const float2 (&scales)[kEights], const uint32_t (&offsets)[kEights],
-                         const uint4 (&inputs)[kRowTiles][2]) {
-#pragma unroll
-  for (int eight = 0; eight < kEights; ++eight) {
-    uint32_t pairs[4];
-    codes.template widen<T>(eight, offsets[eight], pairs);
-#pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-      const uint4& low = inputs[tile][0];
-      const uint4& high = inputs[tile][1];
-      float of_tile[4];
-      multiply_first<T>(of_tile, {low.x, high.x, low.y, high.y}, pairs[0], pairs[1]);
-      multiply<T>(of_tile, {low.z, high.z, low.w, high.w}, pairs[2], pairs[3]);
-      float(&to)[4] = sums[tile][eight];
-      to[0] = fmaf(of_tile[0], scales[eight].x, to[0]);
-      to[1] = fmaf(of_tile[1], scales[eight].y, to[1]);
-      to[2] = fmaf(of_tile[2], scales[eight].x, to[2]);
-      to[3] = fmaf(of_tile[3], scales[eight].y, to[3]);
-    }
-  }
-}
-
-/// Scales of a lane's sums in a group, and what is subtracted from its codes where groups have zero
-/// points.
-template <class T, WeightCode kCode>
-__device__ void load_scales(const CodeArgs& args, const std::byte* scales, const std::byte* zeros,
-                            const LaneScales& early, size_t entry, int lane,
-                            float2 (&of_sums)[kEights], uint32_t (&offsets)[kEights]) {
-#pragma unroll
-  for (int eight = 0; eight < kEights; ++eight) {
-    if (args.scale == DType::kF32) {
-      const auto* wide = reinterpret_cast<const float*>(scales) + entry + lane % 4 * 8;
-      of_sums[eight] = __ldg(reinterpret_cast<const float2*>(wide) + eight);
-    } else {
-      of_sums[eight] = early.of(eight, args.scale);
-    }
-    of_sums[eight].x *= scale_of_codes<T, kCode>();
-    of_sums[eight].y *= scale_of_codes<T, kCode>();
-  }
-  if (zeros == nullptr) return;
-  const uint32_t points = __ldg(reinterpret_cast<const uint32_t*>(zeros + entry) + lane / 4);
-#pragma unroll
-  for (int eight = 0; eight < kEights; ++eight) {
-    offsets[eight] =
-        LaneCodes<kCode>::template offset_of<T>(static_cast<float>(points >> (8 * eight) & 255u));
-  }
-}
-
-/// How code_products divides its work for so many tiles of rows.
-struct CodeTiling {
-  int warps;   // of a block
-  int ahead;   // tiles of codes, and of scales, that a warp loads ahead
-  int inputs;  // tiles of x
-};
-template <WeightCode kCode>
-constexpr CodeTiling code_tiling(int row_tiles) {
-  constexpr int kLoads = LaneCodes<kCode>::kLoads;
-  if (row_tiles == 1) return {16, kLoads == 1 ? 4 : 2, 2};
-  return {8, kLoads == 1 ? 4 : 2, row_tiles == 2 ? 2 : 1};
-}
-
-/// Parts that the inputs are divided into, tile by tile, whose sums are added in their order.
-constexpr int kSplits = 16;
-
-/// kGated: the first projection is the gate of the second, and half of the warps have each.
-template <class T, WeightCode kCode, int kRowTiles, bool kGated>
-__global__ void __launch_bounds__(32 * code_tiling<kCode>(kRowTiles).warps)
-    code_products(CodeProjections projections, CodeArgs args, const T* x, CodeResult result) {
-  constexpr CodeTiling kTiling = code_tiling<kCode>(kRowTiles);
-  constexpr int kWarps = kTiling.warps;
-  constexpr int kStep = kGated ? kSplits / 2 : kSplits;    // parts of one matrix
-  constexpr int kTogether = kGated ? kWarps / 2 : kWarps;  // warps that share a matrix
-  constexpr int kTiles = kTiling.ahead;
-  constexpr int kInputs = kTiling.inputs;
-  constexpr int kOutputs = kRowTile * kTile / (32 * kWarps);  // of a thread, in a tile of rows
-  static_assert(kTiles % kInputs == 0);
-  __shared__ float shared[kWarps][kRowTile][kTile + 1];
+template <class T, WeightCode kCode, bool kGated>
+__global__ void __launch_bounds__(kThreads, 2)
+    few_rows(CodeProjections projections, CodeArgs args, const T* x, CodeResult result) {
+  using Few = FewRows<kCode, kGated>;
+  constexpr int kMatrices = Few::kMatrices;
+  constexpr int kStages = Few::kStages;
+  extern __shared__ __align__(128) std::byte shared[];
   let_next_start();
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int warp = static_cast<int>(threadIdx.x / 32);
-  int unit = static_cast<int>(blockIdx.x);
-  int which = 0;
-  if constexpr (!kGated) {
-    while (which + 1 < kMostProjections && unit >= (projections.out[which] + kTile - 1) / kTile) {
-      unit -= (projections.out[which] + kTile - 1) / kTile;
-      ++which;
-    }
-  }
-  const int matrix = kGated ? warp / kTogether : which;
-  const std::byte* codes = projections.codes[matrix] +
-                           static_cast<int64_t>(unit) * args.tiles * LaneCodes<kCode>::kTileBytes;
-  const std::byte* scales = projections.scales[matrix];
-  const std::byte* zeros = projections.zeros[matrix];
-  const auto entry_of = [&](int tile) {
-    return (static_cast<size_t>(unit) * args.groups + (tile >> args.group_shift)) * kTile;
-  };
-  const bool early_scales = args.scale != DType::kF32;
-  const bool aligned = args.in % 8 == 0;
-
-  LaneCodes<kCode> coming[kTiles];
-  LaneScales coming_scales[kTiles];
-  const auto fetch = [&](int slot, int tile) {
-    if (tile >= args.tiles) return;
-    coming[slot].load(codes + static_cast<int64_t>(tile) * LaneCodes<kCode>::kTileBytes, lane);
-    if (early_scales) coming_scales[slot].load(scales, entry_of(tile) + lane % 4 * 8);
-  };
-  LaneRow<T> rows[kRowTiles][2];
+  const auto lane = static_cast<int>(threadIdx.x % 32);
+  const auto split = static_cast<int>(threadIdx.x / 32);
+  const auto block = static_cast<int>(blockIdx.x);
+  const Place place = kGated ? Place{0, block} : place_of(projections, block, kTile);
+  const std::byte* stages = shared + split * kStages * Few::kStage;
+  const uint32_t stages_at = shared_address(stages);
+  const auto codes_of = [](int m) { return Few::kInputs + m * (Few::kTileBytes + kMetaBytes); };
+  const auto matrix_of = [&](int m) { return kGated ? m : place.matrix; };
+  const TileCopies<kCode> first(projections.w[matrix_of(0)], args, place.index, lane);
+  const TileCopies<kCode> second(projections.w[matrix_of(kMatrices - 1)], args, place.index, lane);
+  const bool has_row = lane / 4 < result.rows;
+  const T* inputs = x + static_cast<int64_t>(lane / 4) * args.in + lane % 4 * 8;
+  const auto tile_of = [&](int step, int i) { return split + (2 * step + i) * kSplits; };
+  const auto copy_codes = [&](int at, int step) {
 #pragma unroll
-  for (int half = 0; half < 2 * kRowTiles; ++half) {
-    rows[half / 2][half % 2] = LaneRow<T>(x, half * 8 + lane / 4, result.rows, args.in, lane);
-  }
-  uint4 coming_inputs[kInputs][kRowTiles][2];
-  const auto fetch_inputs = [&](int slot, int tile) {
-#pragma unroll
-    for (int half = 0; half < 2 * kRowTiles; ++half) {
-      coming_inputs[slot][half / 2][half % 2] = rows[half / 2][half % 2].load(tile, aligned);
+    for (int i = 0; i < 2 * kMatrices; ++i) {
+      const uint32_t to = stages_at + at + i / kMatrices * Few::kOne + codes_of(i % kMatrices);
+      const int tile = tile_of(step, i / kMatrices);
+      const TileCopies<kCode>& copies = i % kMatrices == 0 ? first : second;
+      copies.copy(to, to + Few::kTileBytes, tile, tile < args.tiles);
     }
   };
-  uint32_t offsets[kEights];
+  const auto copy_inputs = [&](int at, int step) {
 #pragma unroll
-  for (uint32_t& offset : offsets) {
-    offset = LaneCodes<kCode>::template offset_of<T>(static_cast<float>(args.zero));
-  }
-  float totals[kRowTiles][kOutputs][kGated ? 2 : 1] = {};
-  bool waited = false;
-
-#pragma unroll 1
-  for (int part = warp % kTogether; part < kStep; part += kTogether) {
-#pragma unroll
-    for (int u = 0; u < kTiles; ++u) fetch(u, part + u * kStep);
-    if (!waited) wait_for_earlier();
-    waited = true;
-#pragma unroll
-    for (int u = 0; u < kInputs; ++u) fetch_inputs(u, part + u * kStep);
-    TileSums<kRowTiles> sums = {};
-    for (int base = part; base < args.tiles; base += kTiles * kStep) {
-#pragma unroll
-      for (int u = 0; u < kTiles; ++u) {
-        const int tile = base + u * kStep;
-        if (tile >= args.tiles) break;
-        uint4 inputs[kRowTiles][2];
-#pragma unroll
-        for (int half = 0; half < 2 * kRowTiles; ++half) {
-          inputs[half / 2][half % 2] = coming_inputs[u % kInputs][half / 2][half % 2];
-        }
-        fetch_inputs(u % kInputs, tile + kInputs * kStep);
-        float2 of_sums[kEights];
-        load_scales<T, kCode>(args, scales, zeros, coming_scales[u], entry_of(tile), lane, of_sums,
-                              offsets);
-        const LaneCodes<kCode> now = coming[u];
-        fetch(u, tile + kTiles * kStep);
-        add_tile<T, kCode, kRowTiles>(sums, now, of_sums, offsets, inputs);
-      }
+    for (int i = 0; i < 2; ++i) {
+      const int tile = tile_of(step, i);
+      copy_async(stages_at + at + i * Few::kOne + 16 * lane, inputs + tile * kTile,
+                 has_row && tile < args.tiles);
     }
+    end_copies();
+  };
 #pragma unroll
-    for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {
-      if (row_tile * kRowTile >= result.rows) break;
-      __syncthreads();
+  for (int s = 0; s + 1 < kStages; ++s) copy_codes(s * Few::kStage, s);
+  wait_for_earlier();
 #pragma unroll
-      for (int i = 0; i < 4 * kEights; ++i) {
-        const int row = lane / 4 + i % 4 / 2 * 8;
-        shared[warp][row][i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[row_tile][i / 4][i % 4];
-      }
-      __syncthreads();
-#pragma unroll
-      for (int i = 0; i < kOutputs; ++i) {
-        const int at = static_cast<int>(threadIdx.x) + i * 32 * kWarps;
-#pragma unroll
-        for (int w = 0; w < kWarps; ++w) {
-          totals[row_tile][i][kGated ? w / kTogether : 0] += shared[w][at / kTile][at % kTile];
-        }
-      }
-    }
-  }
+  for (int s = 0; s + 1 < kStages; ++s) copy_inputs(s * Few::kStage, s);
 
+  TileSums<1> sums[kMatrices] = {};
+  const bool has_zeros = projections.w[matrix_of(0)].zeros != nullptr;
+  with_groups(args.scale, has_zeros, [&]<Groups kGroups>() {
+    const auto add = [&](int at) {
+      const uint4 now = *reinterpret_cast<const uint4*>(stages + at + 16 * lane);
 #pragma unroll
-  for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {
-#pragma unroll
-    for (int i = 0; i < kOutputs; ++i) {
-      const int place = static_cast<int>(threadIdx.x) + i * 32 * kWarps;
-      const int row = row_tile * kRowTile + place / kTile;
-      const int column = unit * kTile + place % kTile;
-      const int out = projections.out[kGated ? 0 : which];
-      if (row >= result.rows || column >= out) continue;
-      const int64_t at = static_cast<int64_t>(row) * out + column;
-      const auto biased = [&](int of, float sum) {
-        const float* bias = projections.bias[of];
-        return bias != nullptr ? sum + bias[column] : sum;
-      };
-      if constexpr (kGated) {
-        const float value = activated(result.activation, biased(0, totals[row_tile][i][0])) *
-                            biased(1, totals[row_tile][i][1]);
-        if (result.gated_dtype == DType::kF32) {
-          reinterpret_cast<float*>(result.gated)[at] = value;
-        } else {
-          reinterpret_cast<T*>(result.gated)[at] = store_float<T>(value);
-        }
+      for (int m = 0; m < kMatrices; ++m) {
+        const std::byte* tile = stages + at + codes_of(m);
+        LaneCodes<kCode> codes;
+        codes.load(tile, lane);
+        const LaneGroup<T, kCode, kGroups> group(tile + Few::kTileBytes, args.scale, has_zeros,
+                                                 lane);
+        add_tile<T, kCode, kGroups, 1>(sums[m], codes, group, [&](int) { return now; });
+      }
+    };
+    int at = 0;
+    for (int step = 0; tile_of(step, 0) < args.tiles; ++step) {
+      await_copies<kStages - 2>();
+      __syncwarp();
+      const int before = at == 0 ? (kStages - 1) * Few::kStage : at - Few::kStage;
+      copy_codes(before, step + kStages - 1);
+      copy_inputs(before, step + kStages - 1);
+      if (tile_of(step, 1) < args.tiles) {
+        add(at);
+        add(at + Few::kOne);
       } else {
-        float* y = projections.y[which] + at;
-        const float value = biased(which, totals[row_tile][i][0]);
-        *y = result.add ? *y + value : value;
+        add(at);
       }
+      at = at == (kStages - 1) * Few::kStage ? 0 : at + Few::kStage;
+    }
+  });
+
+  await_copies<0>();
+  __syncthreads();
+  auto* of_splits = reinterpret_cast<float4*>(shared);  // (matrix, split, half, lane)
+#pragma unroll
+  for (int i = 0; i < 2 * kMatrices; ++i) {
+    of_splits[((i / 2 * kSplits + split) * 2 + i % 2) * 32 + lane] =
+        *reinterpret_cast<const float4*>(sums[i / 2][0][i % 2]);
+  }
+  __syncthreads();
+  const int half = split;
+  if (half >= 2) return;
+  float4 totals[kMatrices] = {};
+#pragma unroll
+  for (int m = 0; m < kMatrices; ++m) {
+#pragma unroll
+    for (int s = 0; s < kSplits; s += 2) {
+      float4 pair = of_splits[((m * kSplits + s) * 2 + half) * 32 + lane];
+      add(pair, of_splits[((m * kSplits + s + 1) * 2 + half) * 32 + lane]);
+      add(totals[m], pair);
     }
   }
+  FourSums(0, half, lane).store([&](int row, int output, int i) {
+    const int column = place.index * kTile + output;
+    if constexpr (kGated) {
+      store_gated<T>(projections, result, row, column, nth(totals[0], i), nth(totals[1], i));
+    } else {
+      store_sum(projections, result, place.matrix, row, column, nth(totals[0], i));
+    }
+  });
 }
 
-/// Calls `body`, []<class T, WeightCode kCode>(), for the format.
-template <class Body>
-void with_codes(const QuantizedFormat& format, const Body& body) {
-  const auto with_code = [&]<class T>() {
-    if (format.code == WeightCode::kU4) return body.template operator()<T, WeightCode::kU4>();
-    if (format.code == WeightCode::kU8) return body.template operator()<T, WeightCode::kU8>();
-    return body.template operator()<T, WeightCode::kE4M3>();
+// ------------------------------------------------------------------------------------ many rows
+
+constexpr int kBlockSplits = 2;
+constexpr int kUnits = kWarps / kBlockSplits;  // of 32 outputs, of a block
+constexpr int kBlockOutputs = kUnits * kTile;
+constexpr int kClusterBlocks = kSplits / kBlockSplits;
+
+/// What a block has in shared memory: stages, each with 2 tiles of the inputs, or after them sums
+/// of the second split; and the block's sums.
+template <WeightCode kCode, int kRowTiles>
+struct ManyRows {
+  static constexpr int kRows = kRowTiles * kTileRows;
+  static constexpr int kInputs = kBlockSplits * kRows * kTile * 2;  // bytes: (tile, row, 32)
+  static constexpr int kTileBytes = LaneCodes<kCode>::kTileBytes;
+  static constexpr int kStage = kInputs + kWarps * (kTileBytes + kMetaBytes);
+  static constexpr int kStages = kCode == WeightCode::kU4 && kRowTiles < 8 ? 6 : 4;
+  static constexpr int kFours =
+      kUnits * kRowTiles * 2 * 32;  // float4: (unit, row tile, half, lane)
+  static constexpr int kSums = 16 * kFours;
+  static constexpr int kBlockSums = std::max(kStages * kStage, kSums);
+  static constexpr int kBytes = kBlockSums + kSums;
+  static constexpr int kBlocks = kRowTiles <= 2 ? 3 : 2;  // of a multiprocessor
+};
+
+/// The inputs that a thread copies of a step's tiles: 16 bytes of some rows.
+template <class T, int kRows>
+class InputCopies {
+ public:
+  __device__ InputCopies(const T* x, int in, int rows) : in_(in) {
+    const auto thread = static_cast<int>(threadIdx.x);
+    row_ = thread / kRowPieces;
+    tile_ = thread % kRowPieces / 4;
+    from_ = x + static_cast<int64_t>(row_) * in + tile_ * kTile + thread % 4 * 8;
+    to_ = ((tile_ * kRows + row_) * 4 + thread % 4) * 16;
+    rows_ = min(rows, kRows);
+  }
+  /// Those of tiles `first` and `first` + 1, which may be beyond the last.
+  __device__ void copy(uint32_t to, int first, int tiles) const {
+    const T* from = from_ + first * kTile;
+#pragma unroll
+    for (int row = 0; row < kRows; row += kThreads / kRowPieces) {
+      copy_async(to + to_ + row * 64, from + static_cast<int64_t>(row) * in_,
+                 first + tile_ < tiles && row_ + row < rows_);
+    }
+  }
+
+ private:
+  static constexpr int kRowPieces = kBlockSplits * 4;
+  const T* from_;
+  int in_, rows_, row_, tile_, to_;
+};
+
+/// Adds up a warp's split `split` of 32 outputs, if they exist.
+template <class T, WeightCode kCode, int kRowTiles>
+__device__ void add_split(TileSums<kRowTiles>& sums, std::byte* shared,
+                          const TileCopies<kCode>& copies, bool exists, bool has_zeros,
+                          const InputCopies<T, kRowTiles * kTileRows>& inputs, const CodeArgs& args,
+                          int pair, bool& waited) {
+  using Many = ManyRows<kCode, kRowTiles>;
+  constexpr int kStages = Many::kStages;
+  const auto lane = static_cast<int>(threadIdx.x % 32);
+  const auto warp = static_cast<int>(threadIdx.x / 32);
+  const int within = warp / kUnits;
+  const int codes_at = Many::kInputs + warp * (Many::kTileBytes + kMetaBytes);
+  const int inputs_at = within * Many::kRows * 64 + 16 * lane;
+  const uint32_t shared_at = shared_address(shared);
+  const auto first_of = [&](int step) { return step * kSplits + pair * kBlockSplits; };
+  const auto copy_codes = [&](int at, int step) {
+    const int tile = first_of(step) + within;
+    const uint32_t to = shared_at + at + codes_at;
+    copies.copy(to, to + Many::kTileBytes, tile, exists && tile < args.tiles);
   };
-  if (format.activations == DType::kF16) return with_code.template operator()<__half>();
-  with_code.template operator()<__nv_bfloat16>();
+#pragma unroll
+  for (int s = 0; s + 1 < kStages; ++s) copy_codes(s * Many::kStage, s);
+  if (!waited) wait_for_earlier();
+  waited = true;
+#pragma unroll
+  for (int s = 0; s + 1 < kStages; ++s) {
+    inputs.copy(shared_at + s * Many::kStage, first_of(s), args.tiles);
+    end_copies();
+  }
+
+  const int steps = (args.tiles + kSplits - 1) / kSplits;
+  with_groups(args.scale, has_zeros, [&]<Groups kGroups>() {
+    int at = 0;
+    for (int step = 0; step < steps; ++step) {
+      await_copies<kStages - 2>();
+      __syncthreads();
+      const int before = at == 0 ? (kStages - 1) * Many::kStage : at - Many::kStage;
+      copy_codes(before, step + kStages - 1);
+      inputs.copy(shared_at + before, first_of(step + kStages - 1), args.tiles);
+      end_copies();
+      if (exists && first_of(step) + within < args.tiles) {
+        const std::byte* tile = shared + at + codes_at;
+        LaneCodes<kCode> codes;
+        codes.load(tile, lane);
+        const LaneGroup<T, kCode, kGroups> group(tile + Many::kTileBytes, args.scale, has_zeros,
+                                                 lane);
+        const std::byte* rows = shared + at + inputs_at;
+        add_tile<T, kCode, kGroups, kRowTiles>(sums, codes, group, [&](int row_tile) {
+          return *reinterpret_cast<const uint4*>(rows + row_tile * kTileRows * 64);
+        });
+      }
+      at = at == (kStages - 1) * Many::kStage ? 0 : at + Many::kStage;
+    }
+  });
+  await_copies<0>();
+  __syncthreads();
 }
 
-CodeArgs args_of(const QuantizedFormat& format) {
-  CodeArgs args{};
-  args.in = static_cast<int>(format.in);
-  args.tiles = static_cast<int>(layout_of(format, DeviceKind::kCuda).in / kTile);
-  // 32, 64 or 128 inputs, or all of them.
-  args.group_shift = format.groups() == 1 ? 30 : format.group / kTile / 2;
-  args.groups = static_cast<int>(format.groups());
-  args.zero = format.zero();
-  args.scale = format.scale;
-  return args;
+/// Adds the sums of a block's two splits, and those to `block_sums`, or makes it that.
+template <int kRowTiles>
+__device__ void add_pair(float4* block_sums, float4* of_second, const TileSums<kRowTiles>& sums,
+                         bool first) {
+  const auto lane = static_cast<int>(threadIdx.x % 32);
+  const auto warp = static_cast<int>(threadIdx.x / 32);
+  const auto at = [&](int i) { return (warp % kUnits * kRowTiles * 2 + i) * 32 + lane; };
+  const auto four = [&](int i) { return *reinterpret_cast<const float4*>(sums[i / 2][i % 2]); };
+  if (warp >= kUnits) {
+#pragma unroll
+    for (int i = 0; i < 2 * kRowTiles; ++i) of_second[at(i)] = four(i);
+  }
+  __syncthreads();
+  if (warp < kUnits) {
+#pragma unroll
+    for (int i = 0; i < 2 * kRowTiles; ++i) {
+      float4 pair = four(i);
+      add(pair, of_second[at(i)]);
+      if (!first) {
+        float4 before = block_sums[at(i)];
+        add(before, pair);
+        pair = before;
+      }
+      block_sums[at(i)] = pair;
+    }
+  }
+  __syncthreads();
+}
+
+template <class T, WeightCode kCode, int kRowTiles, bool kGated>
+__global__ void __launch_bounds__(kThreads, ManyRows<kCode, kRowTiles>::kBlocks)
+    many_rows(CodeProjections projections, CodeArgs args, const T* x, CodeResult result,
+              int cluster_blocks) {
+  using Many = ManyRows<kCode, kRowTiles>;
+  constexpr int kMatrixUnits = kGated ? kUnits / 2 : kUnits;
+  extern __shared__ __align__(128) std::byte shared[];
+  auto* block_sums = reinterpret_cast<float4*>(shared + Many::kBlockSums);
+  let_next_start();
+  const Cluster cluster{cluster_blocks, static_cast<int>(blockIdx.x) % cluster_blocks};
+  const int block = static_cast<int>(blockIdx.x) / cluster_blocks;
+  const auto lane = static_cast<int>(threadIdx.x % 32);
+  const auto warp_unit = static_cast<int>(threadIdx.x / 32 % kUnits);
+  const Place place = kGated ? Place{0, block} : place_of(projections, block, kMatrixUnits * kTile);
+  const int matrix = kGated ? warp_unit / kMatrixUnits : place.matrix;
+  const int unit = place.index * kMatrixUnits + warp_unit % kMatrixUnits;
+  const CodeMatrix& w = projections.w[matrix];
+  const TileCopies<kCode> copies(w, args, unit, lane);
+  const InputCopies<T, Many::kRows> inputs(x, args.in, result.rows);
+  const bool exists = unit * kTile < projections.out[matrix];
+  bool waited = false;
+#pragma unroll 1
+  for (int pair = cluster.rank; pair < kClusterBlocks; pair += cluster.blocks) {
+    TileSums<kRowTiles> sums = {};
+    add_split<T, kCode, kRowTiles>(sums, shared, copies, exists, w.zeros != nullptr, inputs, args,
+                                   pair, waited);
+    add_pair<kRowTiles>(block_sums, reinterpret_cast<float4*>(shared), sums, pair < cluster.blocks);
+  }
+  cluster.sync();
+  constexpr int kFours = Many::kFours / kUnits * kMatrixUnits;  // of one matrix
+  for (int at = cluster.rank * kThreads + static_cast<int>(threadIdx.x); at < kFours;
+       at += cluster.blocks * kThreads) {
+    const int four = at / 32 % (2 * kRowTiles);
+    float4 totals[kGated ? 2 : 1] = {};
+#pragma unroll
+    for (int b = 0; b < kClusterBlocks; ++b) {
+      if (b >= cluster.blocks) break;
+      const float4* sums = cluster.in(b, block_sums) + at;
+#pragma unroll
+      for (int m = 0; m < (kGated ? 2 : 1); ++m) add(totals[m], sums[m * kFours]);
+    }
+    const int first = (place.index * kMatrixUnits + at / (64 * kRowTiles)) * kTile;
+    FourSums(four / 2, four % 2, lane).store([&](int row, int output, int i) {
+      if constexpr (kGated) {
+        store_gated<T>(projections, result, row, first + output, nth(totals[0], i),
+                       nth(totals[1], i));
+      } else {
+        store_sum(projections, result, place.matrix, row, first + output, nth(totals[0], i));
+      }
+    });
+  }
+  cluster.await_readers();
+}
+
+// ------------------------------------------------------------------------------------------ host
+
+/// Rows of x that are padded to whole tiles, if they are not.
+template <class T>
+const T* padded(const T* x, CodeArgs& args, int rows, Stream& stream) {
+  if (args.in % kTile == 0) return x;
+  const auto row_bytes = static_cast<size_t>(args.tiles) * kTile * sizeof(T);
+  const auto in_bytes = static_cast<size_t>(args.in) * sizeof(T);
+  std::byte* to = stream.queue().scratch(kPaddedInputs, row_bytes * static_cast<size_t>(rows));
+  check(cudaMemsetAsync(to, 0, row_bytes * static_cast<size_t>(rows), native(stream)), "linear");
+  check(cudaMemcpy2DAsync(to, row_bytes, x, in_bytes, in_bytes, static_cast<size_t>(rows),
+                          cudaMemcpyDeviceToDevice, native(stream)),
+        "linear");
+  args.in = args.tiles * kTile;
+  return reinterpret_cast<const T*>(to);
+}
+
+/// Blocks of `outputs` outputs of one matrix each.
+int blocks_of(std::span<const Projection> projections, int outputs) {
+  int64_t blocks = 0;
+  for (const Projection& one : projections) blocks += ceil_div(one.w.shape()[0], outputs);
+  return static_cast<int>(blocks);
+}
+
+template <class T, WeightCode kCode, int kRowTiles, bool kGated>
+void launch_many(const CodeProjections& all, std::span<const Projection> projections,
+                 const CodeArgs& args, const T* x, const CodeResult& result, Stream& stream) {
+  constexpr int kOutputs = kGated ? kBlockOutputs / 2 : kBlockOutputs;
+  constexpr auto kBytes = static_cast<size_t>(ManyRows<kCode, kRowTiles>::kBytes);
+  const auto kernel = many_rows<T, kCode, kRowTiles, kGated>;
+  allow_shared("linear", kernel, kBytes);
+  const bool clusters = stream.queue().overlaps_kernels();
+  const int size = clusters ? kClusterBlocks : 1;
+  const auto blocks = static_cast<unsigned>(blocks_of(projections, kOutputs) * size);
+  auto attributes = early_clusters(static_cast<unsigned>(size));
+  const cudaLaunchConfig_t config{dim3(blocks),   kThreads,          kBytes,
+                                  native(stream), attributes.data(), clusters ? 2u : 0u};
+  check(cudaLaunchKernelEx(&config, kernel, all, args, x, result, size), "linear");
+}
+
+/// Products of rows that one launch can take; returns how many it took.
+template <class T, WeightCode kCode, bool kGated>
+int multiply_some(const CodeProjections& all, std::span<const Projection> projections,
+                  const CodeArgs& args, const T* x, CodeResult result, Stream& stream) {
+  const auto many = [&]<int kRowTiles>() {
+    result.rows = std::min(result.rows, kRowTiles * kTileRows);
+    launch_many<T, kCode, kRowTiles, kGated>(all, projections, args, x, result, stream);
+  };
+  if (result.rows <= kTileRows) {
+    launch_early("linear", few_rows<T, kCode, kGated>,
+                 dim3(static_cast<unsigned>(blocks_of(projections, kTile))), kThreads,
+                 static_cast<size_t>(FewRows<kCode, kGated>::kBytes), stream, all, args, x, result);
+  } else if (result.rows <= 16) {
+    many.template operator()<2>();
+  } else if (result.rows <= 32) {
+    many.template operator()<4>();
+  } else {
+    many.template operator()<8>();
+  }
+  return result.rows;
 }
 
 CodeProjections projections_of(std::span<const Projection> projections) {
   CodeProjections all{};
   for (size_t i = 0; i < projections.size(); ++i) {
-    const QuantizedMatrix& w = projections[i].w.quantized();
-    const QuantizedLayout layout = layout_of(w.format, DeviceKind::kCuda);
-    all.codes[i] = w.data;
-    all.scales[i] = w.data + layout.scales;
-    all.zeros[i] = w.format.has_zeros ? w.data + layout.zeros : nullptr;
-    all.bias[i] = projections[i].bias.empty() ? nullptr : projections[i].bias.as<float>();
-    all.y[i] = projections[i].y.empty() ? nullptr : projections[i].y.as<float>();
-    all.out[i] = static_cast<int>(w.format.out);
+    const Projection& one = projections[i];
+    all.w[i] = CodeMatrix(one.w.quantized());
+    all.bias[i] = one.bias.empty() ? nullptr : one.bias.as<float>();
+    all.y[i] = one.y.empty() ? nullptr : one.y.as<float>();
+    all.out[i] = static_cast<int>(one.w.shape()[0]);
   }
   return all;
-}
-
-/// Launches products of at most 64 rows of x.
-template <bool kGated>
-void launch(const QuantizedFormat& format, const CodeProjections& projections, int blocks,
-            const void* x, const CodeResult& result, Stream& stream) {
-  with_codes(format, [&]<class T, WeightCode kCode>() {
-    const auto start = [&]<int kRowTiles>() {
-      launch_early("linear", code_products<T, kCode, kRowTiles, kGated>,
-                   dim3(static_cast<unsigned>(blocks)), 32 * code_tiling<kCode>(kRowTiles).warps, 0,
-                   stream, projections, args_of(format), static_cast<const T*>(x), result);
-    };
-    if (result.rows <= kRowTile) return start.template operator()<1>();
-    if (result.rows <= 2 * kRowTile) return start.template operator()<2>();
-    start.template operator()<4>();
-  });
-}
-
-constexpr int64_t kLaunchRows = kMostRowTiles * kRowTile;
-
-// ---------------------------------------------------------------------------------- as floats
-
-/// One warp a tile: w, rounded to T, (out, in).
-template <class T, WeightCode kCode>
-__global__ void __launch_bounds__(kThreads)
-    widen_codes(T* to, CodeProjections projection, CodeArgs args, int64_t tiles) {
-  let_next_start();
-  wait_for_earlier();
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
-  if (index >= tiles) return;
-  const int64_t unit = index / args.tiles;
-  const int tile = static_cast<int>(index % args.tiles);
-  const size_t entry =
-      (static_cast<size_t>(unit) * args.groups + (tile >> args.group_shift)) * kTile;
-  LaneCodes<kCode> codes;
-  codes.load(projection.codes[0] + index * LaneCodes<kCode>::kTileBytes, lane);
-#pragma unroll
-  for (int eight = 0; eight < kEights; ++eight) {
-    const int n = lane / 4;
-    const float scale = element(projection.scales[0], args.scale,
-                                static_cast<int>(entry) + n / 2 * 8 + eight * 2 + n % 2) *
-                        scale_of_codes<T, kCode>();
-    const std::byte* zeros = projection.zeros[0];
-    const float zero = zeros == nullptr ? static_cast<float>(args.zero)
-                                        : static_cast<float>(zeros[entry + 4 * n + eight]);
-    uint32_t pairs[4];
-    codes.template widen<T>(eight, LaneCodes<kCode>::template offset_of<T>(zero), pairs);
-    alignas(16) T values[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      values[j] = store_float<T>(load_float(reinterpret_cast<const T*>(pairs)[j]) * scale);
-    }
-    const int64_t o = unit * kTile + eight * 8 + n;
-    const int i = tile * kTile + lane % 4 * 8;
-    if (o >= projection.out[0] || i >= args.in) continue;
-    T* row = to + o * args.in + i;
-    if (args.in % 8 == 0) {
-      *reinterpret_cast<uint4*>(row) = *reinterpret_cast<const uint4*>(values);
-      continue;
-    }
-    for (int j = 0; j < 8 && i + j < args.in; ++j) row[j] = values[j];
-  }
-}
-
-/// A block a row: eight inputs a thread.
-template <class T, WeightCode kCode>
-__global__ void __launch_bounds__(kThreads)
-    gather_codes(float* y, CodeProjections table, CodeArgs args, const int32_t* ids) {
-  let_next_start();
-  wait_for_earlier();
-  const int id = ids[blockIdx.x];
-  float* to = y + static_cast<int64_t>(blockIdx.x) * args.in;
-  for (int i = static_cast<int>(threadIdx.x) * 8; i < args.in; i += kThreads * 8) {
-    const int64_t unit = id / kTile;
-    const int n = id % 8;
-    const int eight = id % kTile / 8;
-    const size_t entry =
-        (static_cast<size_t>(unit) * args.groups + (i / kTile >> args.group_shift)) * kTile;
-    LaneCodes<kCode> codes;
-    codes.load(table.codes[0] + (unit * args.tiles + i / kTile) * LaneCodes<kCode>::kTileBytes,
-               n * 4 + i % kTile / 8);
-    const float scale = element(table.scales[0] + (entry + n / 2 * 8 + eight * 2 + n % 2) *
-                                                      (args.scale == DType::kF32 ? 4 : 2),
-                                args.scale, 0) *
-                        scale_of_codes<T, kCode>();
-    const std::byte* zeros = table.zeros[0];
-    const float zero = zeros == nullptr ? static_cast<float>(args.zero)
-                                        : static_cast<float>(zeros[entry + 4 * n + eight]);
-    uint32_t pairs[4];
-    codes.template widen<T>(eight, LaneCodes<kCode>::template offset_of<T>(zero), pairs);
-    for (int j = 0; j < 8 && i + j < args.in; ++j) {
-      to[i + j] = load_float(reinterpret_cast<const T*>(pairs)[j]) * scale;
-    }
-  }
 }
 
 }  // namespace
@@ -583,61 +510,37 @@ void multiply_codes(std::span<const Projection> projections, const void* x, cons
                     bool add, Stream& stream) {
   const QuantizedFormat& format = projections[0].w.quantized().format;
   CodeProjections all = projections_of(projections);
-  int blocks = 0;
-  for (const Projection& projection : projections) {
-    blocks += static_cast<int>(ceil_div(projection.w.shape()[0], kTile));
-  }
-  const auto* rows_of_x = static_cast<const std::byte*>(x);
-  for (int64_t row = 0; row < shape[0]; row += kLaunchRows) {
-    const int64_t count = std::min(kLaunchRows, shape[0] - row);
-    const CodeResult result{static_cast<int>(count), add, nullptr, DType::kF32, {}};
-    launch<false>(format, all, blocks, rows_of_x + row * shape[1] * 2, result, stream);
-    for (size_t i = 0; i < projections.size(); ++i) all.y[i] += count * all.out[i];
-  }
+  with_codes(format, [&]<class T, WeightCode kCode>() {
+    CodeArgs args(format);
+    const auto rows = static_cast<int>(shape[0]);
+    const T* inputs = padded(static_cast<const T*>(x), args, rows, stream);
+    for (int row = 0; row < rows;) {
+      const CodeResult result{rows - row, add, nullptr, DType::kF32, {}};
+      const int made = multiply_some<T, kCode, false>(
+          all, projections, args, inputs + int64_t{row} * args.in, result, stream);
+      for (size_t i = 0; i < projections.size(); ++i) all.y[i] += int64_t{made} * all.out[i];
+      row += made;
+    }
+  });
 }
 
 void multiply_gate(TensorView y, const Projection& gate, const Projection& up,
-                   Activation activation, const void* x, int64_t rows, Stream& stream) {
+                   Activation activation, const void* x, int64_t row_count, Stream& stream) {
   const QuantizedFormat& format = gate.w.quantized().format;
   const Projection both[] = {gate, up};
   const CodeProjections all = projections_of(both);
-  const auto blocks = static_cast<int>(ceil_div(format.out, kTile));
-  const auto* rows_of_x = static_cast<const std::byte*>(x);
   std::byte* to = y.data();
-  for (int64_t row = 0; row < rows; row += kLaunchRows) {
-    const int64_t count = std::min(kLaunchRows, rows - row);
-    const CodeResult result{static_cast<int>(count), false, to, y.dtype(), activation};
-    launch<true>(format, all, blocks, rows_of_x + row * format.in * 2, result, stream);
-    to += static_cast<size_t>(count * format.out) * dtype_bytes(y.dtype());
-  }
-}
-
-ConstTensorView widened_weights(const QuantizedMatrix& matrix, Stream& stream) {
-  const QuantizedFormat& format = matrix.format;
-  const auto bytes = static_cast<size_t>(format.out * format.in) * 2;
-  std::byte* to = stream.queue().scratch(kWidenedWeights, bytes);
-  Projection projection;
-  projection.w = Weight(matrix);
-  const CodeArgs args = args_of(format);
-  const int64_t tiles = ceil_div(format.out, kTile) * args.tiles;
   with_codes(format, [&]<class T, WeightCode kCode>() {
-    launch_early("linear", widen_codes<T, kCode>,
-                 dim3(static_cast<unsigned>(ceil_div(tiles, kThreads / 32))), kThreads, 0, stream,
-                 reinterpret_cast<T*>(to), projections_of({&projection, 1}), args, tiles);
-  });
-  return {to, format.activations, format.shape(), matrix.device};
-}
-
-void gather_rows(TensorView y, const QuantizedMatrix& table, std::span<const int32_t> ids,
-                 Stream& stream) {
-  const auto* device_ids =
-      reinterpret_cast<const int32_t*>(stream.queue().upload(ids.data(), ids.size_bytes()));
-  Projection projection;
-  projection.w = Weight(table);
-  with_codes(table.format, [&]<class T, WeightCode kCode>() {
-    launch_early("gather_rows", gather_codes<T, kCode>, dim3(static_cast<unsigned>(ids.size())),
-                 kThreads, 0, stream, y.as<float>(), projections_of({&projection, 1}),
-                 args_of(table.format), device_ids);
+    CodeArgs args(format);
+    const auto rows = static_cast<int>(row_count);
+    const T* inputs = padded(static_cast<const T*>(x), args, rows, stream);
+    for (int row = 0; row < rows;) {
+      const CodeResult result{rows - row, false, to, y.dtype(), activation};
+      const int made = multiply_some<T, kCode, true>(
+          all, {both, 1}, args, inputs + int64_t{row} * args.in, result, stream);
+      to += static_cast<size_t>(made * format.out) * dtype_bytes(y.dtype());
+      row += made;
+    }
   });
 }
 
