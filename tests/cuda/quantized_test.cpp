@@ -199,6 +199,35 @@ TEST_F(Quantized, GatesInOneLaunch) {
   }
 }
 
+/// Above kMostQuantized rows a gate in half precision is made as with plain weights.
+TEST_F(Quantized, GatesOfManyRowsNeedNoWorkspaceInHalfPrecision) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    const QuantizedFormat format{
+        .code = WeightCode::kU4, .out = 256, .in = 1024, .activations = dtype};
+    const MatrixMaker gate(format, 1);
+    const MatrixMaker up(format, 2);
+    const Tensor x = activations(gate, 300, 3);
+    const Wanted g = wanted(gate, x);
+    const Wanted u = wanted(up, x);
+    Projection projections[] = {{{}, placed(gate), {}}, {{}, placed(up), {}}};
+    Tensor places[2];
+    if (!gates_alone(projections[0], projections[1], Activation::kSilu, dtype, 300)) {
+      for (int i = 0; i < 2; ++i) {  // a GPU without warpgroups
+        places[i] = Tensor(DType::kF32, {300, 256}, kGpu);
+        projections[i].y = places[i];
+      }
+    }
+    Tensor y(dtype, {300, 256}, kGpu);
+    gated_linears(y, projections[0], projections[1], Activation::kSilu, on_gpu(x), *gpu_);
+    const auto made = testing::values_of(on_host(y));
+    for (size_t i = 0; i < g.sums.size(); ++i) {
+      const double want = g.sums[i] / (1 + std::exp(-g.sums[i])) * u.sums[i];
+      const double size = (1 + std::fabs(g.sizes[i])) * (1 + std::fabs(u.sizes[i]));
+      ASSERT_NEAR(made[i], want, 1e-2 * size) << i;
+    }
+  }
+}
+
 TEST_F(Quantized, GathersRows) {
   for (const QuantizedFormat& format : formats()) {
     const MatrixMaker made(format, 9);

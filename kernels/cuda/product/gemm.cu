@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <vector>
 
 #include "kernels/base/error.h"
 #include "kernels/cuda/device/launch.cuh"
@@ -374,6 +375,31 @@ bool all_quantized(std::span<const Projection> projections) {
   });
 }
 
+/// A projection with widened weights, which have no memory yet.
+Projection as_plain(const Projection& quantized) {
+  const Weight& w = quantized.w;
+  return {quantized.y, ConstTensorView(nullptr, w.dtype(), w.shape(), w.device()), quantized.bias};
+}
+
+/// Quantized weights as floats, in scratch memory that the next call takes.
+std::vector<Weight> widened_weights(std::initializer_list<Weight> quantized, Stream& stream) {
+  const auto bytes_of = [](const Weight& w) {
+    return static_cast<size_t>(w.shape()[0] * w.shape()[1]) * dtype_bytes(w.dtype());
+  };
+  constexpr size_t kAlignment = 256;
+  size_t bytes = 0;
+  for (const Weight& w : quantized) bytes += bytes_of(w) + kAlignment;
+  std::byte* to = stream.queue().scratch(kWidenedWeights, bytes);
+  std::vector<Weight> plain;
+  for (const Weight& w : quantized) {
+    const TensorView view(to, w.dtype(), w.shape(), w.device());
+    widen_weights(view, w.quantized(), stream);
+    plain.emplace_back(ConstTensorView(view));
+    to += static_cast<size_t>(ceil_div(static_cast<int64_t>(bytes_of(w)), kAlignment)) * kAlignment;
+  }
+  return plain;
+}
+
 /// Whether gate and up can be multiplied in one launch.
 bool are_of_one_format(const Projection& gate, const Projection& up) {
   return gate.w.is_quantized() && up.w.is_quantized() &&
@@ -396,9 +422,10 @@ void multiply_quantized(std::span<const Projection> projections, ConstTensorView
     } else {
       for (const Projection& one : left.first(count)) {
         if (one.y.empty()) continue;
-        const Projection plain{one.y, widened_weights(one.w.quantized(), stream), one.bias};
-        multiply_many(plain, ConstTensorView(operand, first.activations, x.shape(), x.device()),
-                      operand, add, stream);
+        const Weight w = widened_weights({one.w}, stream)[0];
+        multiply_many({one.y, w, one.bias},
+                      ConstTensorView(operand, first.activations, x.shape(), x.device()), operand,
+                      add, stream);
       }
     }
     left = left.subspan(count);
@@ -500,9 +527,10 @@ DType operand_dtype(const Weight& w, int64_t rows) {
 
 bool gates_alone(const Projection& gate, const Projection& up, Activation activation, DType dtype,
                  int64_t rows) {
-  if (gate.w.is_quantized() || up.w.is_quantized()) {
-    return rows <= kMostQuantized && are_of_one_format(gate, up);
+  if (gate.w.is_quantized() && up.w.is_quantized() && rows > kMostQuantized) {
+    return cuda::gates_alone(as_plain(gate), as_plain(up), activation, dtype, rows);
   }
+  if (gate.w.is_quantized() || up.w.is_quantized()) return are_of_one_format(gate, up);
   if (activation != Activation::kSilu || rows < kManyGatedRows || dtype != gate.w.dtype() ||
       dtype != up.w.dtype()) {
     return false;
@@ -513,6 +541,12 @@ bool gates_alone(const Projection& gate, const Projection& up, Activation activa
 void gated_linears(TensorView y, const Projection& gate, const Projection& up,
                    Activation activation, ConstTensorView x, Stream& stream) {
   const Projection both[] = {gate, up};
+  if (all_quantized(both) && x.shape()[0] > kMostQuantized) {
+    const std::vector<Weight> plain = widened_weights({gate.w, up.w}, stream);
+    const Projection plain_gate{gate.y, plain[0], gate.bias};
+    const Projection plain_up{up.y, plain[1], up.bias};
+    return cuda::gated_linears(y, plain_gate, plain_up, activation, x, stream);
+  }
   if (gate.y.empty() && gate.w.is_quantized()) {
     return multiply_gate(y, gate, up, activation, operand_of(x, gate.w.dtype(), stream),
                          x.shape()[0], stream);

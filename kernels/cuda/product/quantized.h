@@ -25,8 +25,8 @@ void multiply_codes(std::span<const Projection> projections, const void* x, cons
 void multiply_gate(TensorView y, const Projection& gate, const Projection& up,
                    Activation activation, const void* x, int64_t rows, Stream& stream);
 
-/// A quantized matrix rounded to its activations' type, in scratch memory that the next one takes.
-ConstTensorView widened_weights(const QuantizedMatrix& matrix, Stream& stream);
+/// Rounds a quantized matrix to `to`, (out, in) of its activations' type. Asynchronous.
+void widen_weights(TensorView to, const QuantizedMatrix& matrix, Stream& stream);
 
 /// gather_rows() of a quantized table.
 void gather_rows(TensorView y, const QuantizedMatrix& table, std::span<const int32_t> ids,

@@ -78,18 +78,16 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-ConstTensorView widened_weights(const QuantizedMatrix& matrix, Stream& stream) {
+void widen_weights(TensorView to, const QuantizedMatrix& matrix, Stream& stream) {
   const QuantizedFormat& format = matrix.format;
-  const auto bytes = static_cast<size_t>(format.out * format.in) * 2;
-  std::byte* to = stream.queue().scratch(kWidenedWeights, bytes);
   const CodeArgs args(format);
   const int64_t threads = ceil_div(format.out, kTile) * args.tiles * kTile * 4;
   with_codes(format, [&]<class T, WeightCode kCode>() {
     launch_early("linear", widen_codes<T, kCode>,
                  dim3(static_cast<unsigned>(ceil_div(threads, kThreads))), kThreads, 0, stream,
-                 reinterpret_cast<T*>(to), CodeMatrix(matrix), args, static_cast<int>(format.out));
+                 reinterpret_cast<T*>(to.data()), CodeMatrix(matrix), args,
+                 static_cast<int>(format.out));
   });
-  return {to, format.activations, format.shape(), matrix.device};
 }
 
 void gather_rows(TensorView y, const QuantizedMatrix& table, std::span<const int32_t> ids,
