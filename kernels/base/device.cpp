@@ -16,7 +16,17 @@ std::string device_name(Device device) {
 
 struct Stream::Scratch {
   std::vector<Buffer> of_worker;
+  Buffer shared;
 };
+
+namespace {
+
+std::byte* grown(Buffer& buffer, size_t bytes) {
+  if (buffer.bytes() < bytes) buffer = Buffer({}, bytes);
+  return buffer.data();
+}
+
+}  // namespace
 
 Stream::Stream(ThreadPool& pool) : Stream(pool, Device{}) {}
 
@@ -29,10 +39,10 @@ Stream::Stream(ThreadPool& pool, Device device)
 Stream::~Stream() = default;
 
 std::byte* Stream::scratch(int worker, size_t bytes) {
-  Buffer& buffer = scratch_->of_worker[static_cast<size_t>(worker)];
-  if (buffer.bytes() < bytes) buffer = Buffer({}, bytes);
-  return buffer.data();
+  return grown(scratch_->of_worker[static_cast<size_t>(worker)], bytes);
 }
+
+std::byte* Stream::shared_scratch(size_t bytes) { return grown(scratch_->shared, bytes); }
 
 void* Stream::native() const noexcept { return queue_ ? queue_->native() : nullptr; }
 
