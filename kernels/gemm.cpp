@@ -71,11 +71,9 @@ void linear(TensorView y, ConstTensorView x, const Weight& w, ConstTensorView bi
   check_linear(y, x, w, bias, stream);
   if (y.empty()) return;
   if (check::on_gpu(stream)) return cuda::linear(y, x, w, bias, add, stream);
-  if (w.is_quantized()) {
-    const Projection projection{y, w, bias};
-    return cpu::quantized_linears({&projection, 1}, x, add, stream);
-  }
-  cpu::linear(y, x, w.plain(), bias, add, stream);
+  const Projection projection{y, w, bias};
+  if (w.is_quantized()) return cpu::quantized_linears({&projection, 1}, x, add, stream);
+  cpu::linears({&projection, 1}, x, add, stream);
 }
 
 namespace {
@@ -156,9 +154,12 @@ void linears(std::span<const Projection> projections, ConstTensorView x, Stream&
   if (check::on_gpu(stream) && !x.empty()) {
     return cuda::linears(projections, x, stream);
   }
-  const bool quantized = std::ranges::all_of(
-      projections, [](const Projection& projection) { return projection.w.is_quantized(); });
-  if (quantized && !x.empty()) return cpu::quantized_linears(projections, x, false, stream);
+  const auto quantized =
+      std::ranges::count_if(projections, [](const Projection& p) { return p.w.is_quantized(); });
+  if (!x.empty() && quantized == std::ssize(projections)) {
+    return cpu::quantized_linears(projections, x, false, stream);
+  }
+  if (!x.empty() && quantized == 0) return cpu::linears(projections, x, false, stream);
   for (const Projection& projection : projections) {
     linear(projection.y, x, projection.w, projection.bias, false, stream);
   }

@@ -20,6 +20,10 @@ namespace kvlm {
 /// On CUDA w and bias may be read before what is queued ahead is done, so only copies, or work that
 /// the host has waited for, may have written them.
 ///
+/// Above kMaxDecodeRows rows the CPU multiplies f16 and bf16 weights on AMX where it can, with x
+/// split into three bf16 parts, as exactly as in f32 (cpu/amx/product.h). Otherwise it widens the
+/// weights to f32 for the library's matrix product.
+///
 /// With quantized weights the CPU rounds x to int8, per row and 32 inputs
 /// (cpu/quantized_product.h), and a GPU to the format's activations, in which it also rounds the
 /// weights above kMostQuantized rows.
@@ -91,7 +95,7 @@ bool gates_alone(const Projection& gate, const Projection& up, Activation activa
 inline constexpr int64_t kMostQuantized = 256;
 
 /// Up to this many rows `linear` streams the weights once and computes each row as it would alone;
-/// above it uses the library's matrix product.
+/// above it multiplies tiles of y, on AMX or with the library's matrix product.
 inline constexpr int64_t kMaxDecodeRows = 16;
 
 }  // namespace kvlm

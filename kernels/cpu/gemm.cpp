@@ -1,7 +1,10 @@
 #include "kernels/cpu/gemm.h"
 
 #include <algorithm>
+#include <optional>
+#include <span>
 
+#include "kernels/cpu/amx/product.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/matmul.h"
 #include "kernels/gemm.h"
@@ -279,21 +282,64 @@ void multiply_tiles(const LinearArgs& args, Stream& stream) {
   });
 }
 
+LinearArgs args_of(const Projection& projection, ConstTensorView x, bool add) {
+  const ConstTensorView w = projection.w.plain();
+  const ConstTensorView bias = projection.bias;
+  TensorView y = projection.y;
+  return {y.as<float>(),
+          x.as<float>(),
+          w.data(),
+          bias.empty() ? nullptr : bias.as<float>(),
+          w.dtype(),
+          add,
+          static_cast<size_t>(x.shape()[0]),
+          static_cast<size_t>(x.shape()[1]),
+          static_cast<size_t>(w.shape()[0])};
+}
+
+/// Products of the same many rows, which AMX multiplies with half-precision weights.
+void multiply_packed(std::span<const Projection> projections, ConstTensorView x, bool add,
+                     Stream& stream) {
+  constexpr size_t kMaxPackedRows = 1024;  // limits their memory
+  const auto rows = static_cast<size_t>(x.shape()[0]);
+  const auto in = static_cast<size_t>(x.shape()[1]);
+  const size_t groups = divide_up(rows, kMaxPackedRows);
+  for (size_t group = 0; group < groups; ++group) {
+    const size_t row = rows * group / groups;
+    const size_t count = rows * (group + 1) / groups - row;
+    const float* from = x.as<float>() + row * in;
+    const auto packed = amx::pack_rows(from, count, in, amx::Split::kExact, stream);
+    for (const Projection& projection : projections) {
+      if (projection.y.empty()) continue;
+      LinearArgs args = args_of(projection, x, add);
+      args.rows = count;
+      args.x = from;
+      args.y += row * args.out;
+      if (packed && args.dtype != DType::kF32) {
+        amx::multiply({args.y, args.w, args.bias, args.dtype, add, args.out}, *packed, stream);
+      } else {
+        multiply_tiles(args, stream);
+      }
+    }
+  }
+}
+
 }  // namespace
 
-void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
-            Stream& stream) {
-  const LinearArgs args{y.as<float>(),
-                        x.as<float>(),
-                        w.data(),
-                        bias.empty() ? nullptr : bias.as<float>(),
-                        w.dtype(),
-                        add,
-                        static_cast<size_t>(x.shape()[0]),
-                        static_cast<size_t>(x.shape()[1]),
-                        static_cast<size_t>(w.shape()[0])};
-  if (x.shape()[0] <= kMaxDecodeRows || args.in == 0) return stream_weights(args, stream);
-  multiply_tiles(args, stream);
+void linears(std::span<const Projection> projections, ConstTensorView x, bool add, Stream& stream) {
+  const bool few = x.shape()[0] <= kMaxDecodeRows || x.shape()[1] == 0;
+  const bool halves = std::ranges::any_of(
+      projections, [](const Projection& p) { return p.w.dtype() != DType::kF32; });
+  if (!few && halves && amx::available()) return multiply_packed(projections, x, add, stream);
+  for (const Projection& projection : projections) {
+    if (projection.y.empty()) continue;
+    const LinearArgs args = args_of(projection, x, add);
+    if (few) {
+      stream_weights(args, stream);
+    } else {
+      multiply_tiles(args, stream);
+    }
+  }
 }
 
 }  // namespace kvlm::cpu

@@ -1,12 +1,15 @@
 #pragma once
 
+#include <span>
+
 #include "kernels/base/device.h"
 #include "kernels/base/tensor.h"
+#include "kernels/gemm.h"
 
 // The CPU's implementation of kernels/gemm.h, which has checked the arguments.
 namespace kvlm::cpu {
 
-void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
-            Stream& stream);
+/// linear() of every projection, none of quantized matrices, with or without add.
+void linears(std::span<const Projection> projections, ConstTensorView x, bool add, Stream& stream);
 
 }  // namespace kvlm::cpu
