@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/cpu/vnni/attend.h"
 #include "kernels/quantized/layout.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -99,12 +100,12 @@ void round_activations(const float* x, size_t in, size_t blocks, int8_t* codes, 
 
 #undef KVLM_INTEGER_DOTS
 // What a processor multiplies: kLanes outputs of a strip in a vector of 32-bit sums.
-#if HWY_TARGET == HWY_AVX3_DL
+#if HWY_TARGET == HWY_AVX3  // with VNNI, see multiply_strips_of()
 #define KVLM_INTEGER_DOTS 1
 constexpr size_t kLanes = 16;
 constexpr size_t kStripsAlong = 4;     // strips that one row reads side by side
 constexpr size_t kStripsTogether = 4;  // and several rows
-#elif HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+#elif HWY_TARGET == HWY_AVX2
 #define KVLM_INTEGER_DOTS 1
 constexpr size_t kLanes = 8;
 constexpr size_t kStripsAlong = 2;
@@ -136,10 +137,11 @@ HWY_INLINE int32_t load_word(const int8_t* from) {
 }
 #endif
 
-#if HWY_TARGET == HWY_AVX3_DL
+#if HWY_TARGET == HWY_AVX3
 
-/// Adds to every lane the products of its four unsigned bytes of `codes` and signed `bytes`. For
-/// the intrinsic, GCC 12 copies the sum before and stores it after every call.
+/// Adds to every lane the products of its four unsigned bytes of `codes` and signed `bytes`. VNNI
+/// is no target of Highway's here, and for the intrinsic GCC 12 copies the sum before and stores it
+/// after every call.
 HWY_INLINE __m512i add_products(__m512i sum, __m512i codes, __m512i bytes) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(bytes));
   return sum;
@@ -565,6 +567,15 @@ QuantizedArgs args_of(const Projection& projection, bool add) {
   return args;
 }
 
+/// Strips [begin, end) of all rows. The code for AVX-512 has VNNI's instructions.
+void multiply_strips_of(const QuantizedArgs& args, const RoundedRows& x, size_t begin, size_t end) {
+#if (HWY_TARGETS & HWY_AVX3) && (HWY_TARGETS & HWY_AVX2)
+  static const bool kLacksVnni = (hwy::SupportedTargets() & HWY_AVX3) != 0 && !vnni::available();
+  if (kLacksVnni) return N_AVX2::multiply_quantized(args, x, begin, end);
+#endif
+  HWY_DYNAMIC_DISPATCH(multiply_quantized)(args, x, begin, end);
+}
+
 bool is_exact(const QuantizedMatrix& matrix) {
   return matrix.exact || matrix.format.code == WeightCode::kE4M3;
 }
@@ -583,7 +594,7 @@ void multiply(const QuantizedArgs& args, const RoundedRows& x, Stream& stream) {
     const size_t end = std::min(strips, (task + 1) * each);
     const size_t step = x.rows > 4 ? kStripsOfTask : each;
     for (size_t strip = task * each; strip < end; strip += step) {
-      HWY_DYNAMIC_DISPATCH(multiply_quantized)(args, x, strip, std::min(end, strip + step));
+      multiply_strips_of(args, x, strip, std::min(end, strip + step));
     }
   });
 }
