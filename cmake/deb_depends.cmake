@@ -8,5 +8,4 @@ execute_process(COMMAND dpkg-shlibdeps -O ${programs}
 if(NOT text MATCHES "shlibs:Depends=([^\n]+)")
   message(FATAL_ERROR "dpkg-shlibdeps names no package: ${text}")
 endif()
-# The serial BLIS, whose folder the programs name, and not whichever of the three is the system's.
-string(REGEX REPLACE "(libblis[0-9]+) \\([^)]*\\)" "\\1-serial" CPACK_DEBIAN_PACKAGE_DEPENDS "${CMAKE_MATCH_1}")
+set(CPACK_DEBIAN_PACKAGE_DEPENDS "${CMAKE_MATCH_1}")

@@ -29,17 +29,7 @@ if(KVLM_TIFF)
   pkg_check_modules(tiff ${KVLM_TIFF_REQUIRED} IMPORTED_TARGET libtiff-4>=4.5)
 endif()
 
-# BLIS has no CMake package. Its serial flavour first: kvlm brings its own threads.
-find_path(BLIS_INCLUDE_DIR blis.h PATH_SUFFIXES blis-serial blis REQUIRED)
-find_library(BLIS_LIBRARY blis PATH_SUFFIXES blis-serial REQUIRED)
-if(NOT TARGET BLIS::BLIS)
-  add_library(BLIS::BLIS UNKNOWN IMPORTED)
-  set_target_properties(BLIS::BLIS PROPERTIES
-    IMPORTED_LOCATION ${BLIS_LIBRARY}
-    INTERFACE_INCLUDE_DIRECTORIES ${BLIS_INCLUDE_DIR})
-endif()
-
-# stb has no CMake package either; its headers are all of it.
+# stb has no CMake package; its headers are all of it.
 find_path(STB_INCLUDE_DIR stb_image.h PATH_SUFFIXES stb REQUIRED)
 if(NOT TARGET STB::STB)
   add_library(STB::STB INTERFACE IMPORTED)

@@ -5,8 +5,6 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/kvlm)
 set(data_dir ${CMAKE_INSTALL_DATADIR}/kvlm)
 
 if(TARGET vlm-run)
-  set_target_properties(vlm-run vlm-kv vlm-bench PROPERTIES
-    INSTALL_RPATH_USE_LINK_PATH ON)  # the serial BLIS is in a folder of its own
   install(TARGETS vlm-run vlm-kv vlm-bench)
   install(DIRECTORY tools/pocket/pocket-llava tools/pocket/pocket-internvl tools/pocket/pocket-qwen
     tools/pocket/heldout DESTINATION ${data_dir}/pocket)

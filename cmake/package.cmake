@@ -15,6 +15,6 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_PRE_BUILD_SCRIPTS ${PROJECT_SOURCE_DIR}/cmake/deb_depends.cmake)
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS "bash-completion, python3-matplotlib, python3-numpy, g++, cmake, pkg-config,\
- libfmt-dev, libhwy-dev, libblis-serial-dev, nlohmann-json3-dev, libjpeg-dev, libpng-dev, libwebp-dev, libstb-dev,\
+ libfmt-dev, libhwy-dev, nlohmann-json3-dev, libjpeg-dev, libpng-dev, libwebp-dev, libstb-dev,\
  libsentencepiece-dev, libpcre2-dev, libutf8proc-dev")
 include(CPack)

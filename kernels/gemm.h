@@ -22,7 +22,7 @@ namespace kvlm {
 ///
 /// Above kMaxDecodeRows rows the CPU multiplies f16 and bf16 weights on AMX where it can, with x
 /// split into three bf16 parts, as exactly as in f32 (cpu/amx/product.h). Otherwise it widens the
-/// weights to f32 for the library's matrix product.
+/// weights to f32 on the way (cpu/matmul.h).
 ///
 /// With quantized weights the CPU rounds x to int8, per row and 32 inputs
 /// (cpu/quantized_product.h), and a GPU to the format's activations, in which it also rounds the
@@ -95,7 +95,7 @@ bool gates_alone(const Projection& gate, const Projection& up, Activation activa
 inline constexpr int64_t kMostQuantized = 256;
 
 /// Up to this many rows `linear` streams the weights once and computes each row as it would alone;
-/// above it multiplies tiles of y, on AMX or with the library's matrix product.
+/// above it multiplies tiles of y.
 inline constexpr int64_t kMaxDecodeRows = 16;
 
 }  // namespace kvlm

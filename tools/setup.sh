@@ -16,7 +16,6 @@ packages=(
   g++ cmake ninja-build git pkg-config python3
   libfmt-dev               # messages
   libhwy-dev               # SIMD with run-time dispatch
-  libblis-serial-dev       # CPU matrix products
   nlohmann-json3-dev       # checkpoint and config files
   libcli11-dev             # command lines
   libjpeg-dev libpng-dev libwebp-dev # JPEG, PNG, WebP

@@ -5,7 +5,6 @@
 #include <span>
 
 #include "kernels/cpu/amx/product.h"
-#include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/matmul.h"
 #include "kernels/gemm.h"
 
@@ -222,7 +221,6 @@ void stream_weights(const LinearArgs& args, Stream& stream) {
 }
 
 constexpr size_t kTileOut = 256;
-constexpr size_t kTileIn = 256;
 
 /// Rows and columns of y.
 struct Tile {
@@ -240,30 +238,15 @@ void begin_with_bias(const LinearArgs& args, const Tile& tile) {
   }
 }
 
-/// A tile of y. `wide` (kTileOut, kTileIn) is for its weights, which are widened piece by piece and
-/// stay in the second-level cache.
-void multiply_tile(const LinearArgs& args, const Tile& tile, float* wide) {
+void multiply_tile(const LinearArgs& args, const Tile& tile) {
   if (args.bias != nullptr) begin_with_bias(args, tile);
-  bool add = args.add || args.bias != nullptr;
-  float* y = args.y + tile.row * args.out + tile.out;
-  const float* x = args.x + tile.row * args.in;
   const std::byte* w = args.w + tile.out * args.in * dtype_bytes(args.dtype);
-  if (args.dtype == DType::kF32) {
-    return multiply({y, args.out}, {x, args.in}, {reinterpret_cast<const float*>(w), args.in},
-                    tile.rows, tile.outs, args.in, add);
-  }
-  for (size_t i = 0; i < args.in; i += kTileIn) {
-    const size_t depth = std::min(kTileIn, args.in - i);
-    for (size_t j = 0; j < tile.outs; ++j) {
-      convert_elements(reinterpret_cast<std::byte*>(wide + j * depth), DType::kF32,
-                       w + (j * args.in + i) * dtype_bytes(args.dtype), args.dtype, depth);
-    }
-    multiply({y, args.out}, {x + i, args.in}, {wide, depth}, tile.rows, tile.outs, depth, add);
-    add = true;
-  }
+  multiply({args.y + tile.row * args.out + tile.out, args.out},
+           {args.x + tile.row * args.in, args.in}, {w, args.dtype, args.in}, tile.rows, tile.outs,
+           args.in, args.add || args.bias != nullptr);
 }
 
-/// Many rows: bound by arithmetic, the library's, on tiles of y.
+/// Many rows: bound by arithmetic, on tiles of y.
 void multiply_tiles(const LinearArgs& args, Stream& stream) {
   constexpr size_t kMinTileRows = 192;
   constexpr size_t kWantedTiles = 64;
@@ -271,14 +254,13 @@ void multiply_tiles(const LinearArgs& args, Stream& stream) {
   // Tiles span all rows, unless that leaves too few of them for many threads. Sizes alone decide.
   const size_t tiles_rows =
       std::min(divide_up(kWantedTiles, tiles_out), std::max<size_t>(1, args.rows / kMinTileRows));
-  stream.pool().parallel_for(tiles_out * tiles_rows, [&](size_t task, int worker) {
+  stream.pool().parallel_for(tiles_out * tiles_rows, [&](size_t task, int) {
     Tile tile;
     tile.out = task / tiles_rows * kTileOut;
     tile.outs = std::min(kTileOut, args.out - tile.out);
     tile.row = args.rows * (task % tiles_rows) / tiles_rows;
     tile.rows = args.rows * (task % tiles_rows + 1) / tiles_rows - tile.row;
-    const size_t bytes = args.dtype == DType::kF32 ? 0 : kTileOut * kTileIn * sizeof(float);
-    multiply_tile(args, tile, reinterpret_cast<float*>(stream.scratch(worker, bytes)));
+    multiply_tile(args, tile);
   });
 }
 

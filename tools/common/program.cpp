@@ -18,7 +18,6 @@
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 #include "kernels/base/queue.h"
-#include "kernels/cpu/multiplying.h"
 #include "kernels/cpu_target.h"
 #include "runtime/loading/mapped_file.h"
 #include "tools/common/messages.h"
@@ -58,16 +57,6 @@ void on_bus_error(int signal, siginfo_t* info, void* /*context*/) {
   write_error(
       ": became shorter while it was in use, or its disk fails; write the whole file again and "
       "start anew\n");
-  _exit(kExitFailed);
-}
-
-/// The matrix library without memory. Any other abort goes on when this returns.
-void on_abort(int /*signal*/) {
-  if (!cpu::is_multiplying()) return;
-  write_error(program_name);
-  write_error(
-      ": there is no memory for the buffers of matrix products; use fewer threads (-t), a smaller "
-      "model, batch or cache, or raise the limit of memory (ulimit -v)\n");
   _exit(kExitFailed);
 }
 
@@ -117,7 +106,6 @@ int run_program(const char* program, const std::function<int()>& body) {
   action.sa_sigaction = on_bus_error;
   action.sa_flags = SA_SIGINFO;
   sigaction(SIGBUS, &action, nullptr);
-  handle(SIGABRT, on_abort);
   try {
     const int status = body();
     const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;

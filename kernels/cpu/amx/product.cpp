@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 
-#include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/matmul.h"
 
 #if HWY_ARCH_X86_64 && defined(__linux__)
@@ -68,7 +67,7 @@ class TileProduct {
  public:
   static constexpr size_t kDepth = kPanelBytes / (kBlock * kW * sizeof(uint16_t));
   static constexpr size_t kPanel = kBlock * kDepth * kW;
-  static constexpr size_t kScratchBytes = kMaxTileOuts * kDepth * sizeof(float);
+  static constexpr size_t kScratchBytes = kMaxTileOuts / kBlock * kPanel * sizeof(uint16_t);
 
   TileProduct(const Product& product, const PackedRows& x, const Tile& tile, std::byte* scratch)
       : product_(product), x_(x), tile_(tile), scratch_(scratch) {}
@@ -81,7 +80,7 @@ class TileProduct {
       if (pack_weights(i, depth)) {
         add_products(i, depth, add);
       } else {
-        multiply_widened(i, depth, add);
+        multiply_as_floats(i, depth, add);
       }
     }
   }
@@ -118,14 +117,10 @@ class TileProduct {
   }
 
   /// Weights that are not finite: the zeros among the parts would make NaN of them.
-  void multiply_widened(size_t i, size_t depth, bool add) const {
-    auto* wide = reinterpret_cast<float*>(scratch_);
-    for (size_t o = 0; o < tile_.outs; ++o) {
-      convert_elements(reinterpret_cast<std::byte*>(wide + o * depth), DType::kF32,
-                       reinterpret_cast<const std::byte*>(weights(o, i)), product_.dtype, depth);
-    }
-    cpu::multiply({y(0, 0), product_.out}, {x_.x + tile_.row * x_.in + i, x_.in}, {wide, depth},
-                  tile_.rows, tile_.outs, depth, add);
+  void multiply_as_floats(size_t i, size_t depth, bool add) const {
+    const WeightRows w{reinterpret_cast<const std::byte*>(weights(0, i)), product_.dtype, x_.in};
+    cpu::multiply({y(0, 0), product_.out}, {x_.x + tile_.row * x_.in + i, x_.in}, w, tile_.rows,
+                  tile_.outs, depth, add);
   }
 
   void add_products(size_t i, size_t depth, bool add) const {
