@@ -9,6 +9,7 @@ nlohmann::ordered_json memory_json(Device device, const Model& model) {
   const MemoryHeld held = memory_held(device);
   const bool on_gpu = device.kind == DeviceKind::kCuda;
   nlohmann::ordered_json json{{"weights_bytes", on_gpu ? held.weights : model.weight_bytes()},
+                              {"weights_format", model.weight_format()},
                               {"cache_bytes", held.cache},
                               {"workspace_bytes", held.workspace}};
   if (!on_gpu) return json;
