@@ -19,7 +19,7 @@ import page  # noqa: E402
 
 # Pages whose figures are ours. docs/results.md is compared as a whole; the papers' own figures, with source, are in docs/papers.
 PAGES = ("README.md", "docs/engineering-notes.md", "docs/choosing-a-policy.md", "docs/guide.md",
-         "docs/faq.md", "docs/install.md", "docs/models.md", "docs/gpu-decode.md", "docs/architecture.md", "docs/limits.md")
+         "docs/faq.md", "docs/install.md", "docs/models.md", "docs/weights.md", "docs/gpu-decode.md", "docs/architecture.md", "docs/limits.md")
 WRITTEN = {"µs": "_us", "minutes": "_min", "minute": "_min"} | {unit: end for end, unit in data.UNITS.items()}
 NUMBER = r"(?<![\w.,/=-])(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?"
 WITH_UNIT = re.compile(NUMBER + r" ?(" + "|".join(sorted(map(re.escape, WRITTEN), key=len, reverse=True)) + r")(?![\w/])")
