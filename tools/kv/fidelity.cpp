@@ -20,6 +20,7 @@
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
 #include "tools/common/visual_options.h"
+#include "tools/common/weight_options.h"
 #include "tools/kv/commands.h"
 #include "tools/kv/equal_bits.h"
 #include "tools/kv/fidelity_meter.h"
@@ -51,6 +52,7 @@ struct FidelityOptions {
 /// Where the figures are from.
 struct Origin {
   std::string model;
+  std::string weights;
   std::string data;
   std::string device;
 };
@@ -92,6 +94,7 @@ nlohmann::ordered_json json_of(const Fidelity& result, const Origin& origin) {
   const double records = std::max(result.records, 1);
   nlohmann::ordered_json json{{"spec", result.spec},
                               {"model", origin.model},
+                              {"weights_format", origin.weights},
                               {"data", origin.data},
                               {"device", origin.device},
                               {"records", result.records},
@@ -232,8 +235,8 @@ int run_fidelity(const FidelityOptions& options) {
     return !interrupted();
   });
   progress.finish();
-  const Origin origin{std::string(session.model().name()), options.data,
-                      device_name(session.device())};
+  const Origin origin{std::string(session.model().name()), session.model().weight_format(),
+                      options.data, device_name(session.device())};
   if (options.json) {
     for (const Fidelity& result : results) {
       nlohmann::ordered_json json = json_of(result, origin);
@@ -272,6 +275,7 @@ std::function<int()> add_fidelity(CLI::App& app) {
   add_sampling_options(app, options->sampling);
   add_size_options(app, options->session);
   add_plot_options(app, options->plot);
+  add_weight_options(app, options->session);
   app.add_option("--device", options->session.device, "auto, cpu or cuda[:N]")
       ->capture_default_str();
   app.add_option("-t,--threads", options->session.threads, "CPU threads; 0: one per core");

@@ -21,6 +21,7 @@
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
 #include "tools/common/visual_options.h"
+#include "tools/common/weight_options.h"
 #include "tools/kv/commands.h"
 #include "tools/kv/fidelity_meter.h"
 #include "vision/image.h"
@@ -350,6 +351,7 @@ std::function<int()> add_profile(CLI::App& app) {
   app.add_option("-n,--max-tokens", options->max_tokens, "Most teacher-forced tokens of a record")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
+  add_weight_options(app, options->session);
   app.add_option("--device", options->session.device, "auto, cpu or cuda[:N]")
       ->capture_default_str();
   app.add_option("-t,--threads", options->session.threads, "CPU threads; 0: one per core");

@@ -17,6 +17,7 @@
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
 #include "tools/common/visual_options.h"
+#include "tools/common/weight_options.h"
 #include "tools/kv/commands.h"
 #include "tools/kv/fidelity_meter.h"
 #include "tools/kv/plots.h"
@@ -197,6 +198,7 @@ std::function<int()> add_values(CLI::App& app) {
   add_plot_options(app, options->plot);
   add_sampling_options(app, options->sampling);
   add_size_options(app, options->session);
+  add_weight_options(app, options->session);
   app.add_option("--device", options->session.device, "auto, cpu or cuda[:N]")
       ->capture_default_str();
   app.add_option("-t,--threads", options->session.threads, "CPU threads; 0: one per core");
