@@ -16,9 +16,9 @@ namespace kvlm {
 /// CUDA a copy of one half onto the other, both halves counted.
 double measure_memory_rate(std::span<std::byte> bytes, Stream& stream);
 
-/// Floating-point operations per second of one large product (size, size) * (size, size)^T by the
-/// library itself: on the CPU in f32, one product per thread of the stream's pool at once; on CUDA
-/// with both operands in `dtype`.
+/// Floating-point operations per second of one large product (size, size) * (size, size)^T: on the
+/// CPU in f32 (cpu/matmul.h; AMX may exceed it), one product per thread of the stream's pool at
+/// once; on CUDA by the library, with both operands in `dtype`.
 double measure_matrix_rate(int size, DType dtype, Stream& stream);
 
 }  // namespace kvlm

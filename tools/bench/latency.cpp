@@ -21,7 +21,7 @@
 #include "tools/common/progress.h"
 
 // `vlm-bench latency`: one sequence through vision, prefill and decode, repeated, and between
-// repetitions what the machine can do at best: the rate of reading memory and of a library's matrix
+// repetitions what the machine can do at best: the rate of reading memory and of one large
 // product. Reports median and spread.
 namespace kvlm {
 
