@@ -55,7 +55,7 @@ class Stream {
   /// calls, so that a warmed-up loop allocates nothing. Worker w may be asked for only by the task
   /// that runs as w; the contents are lost at the next call for w.
   std::byte* scratch(int worker, size_t bytes);
-  /// The same for all workers together: asked for by whoever runs the loop.
+  /// The same, one for all workers together; only the thread that starts a loop may ask for it.
   std::byte* shared_scratch(size_t bytes);
   /// Waits for everything queued; throws Error{kDevice} if something queued has failed.
   void synchronize();

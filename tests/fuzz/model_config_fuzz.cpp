@@ -5,13 +5,10 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include "kernels/base/error.h"
-#include "llm/unicode.h"
 #include "runtime/families/internvl/config.h"
 #include "runtime/families/qwen_vl/config.h"
 #include "runtime/families/qwen_vl/files.h"
@@ -20,25 +17,12 @@
 #include "runtime/loading/feature_selection.h"
 #include "runtime/loading/image_processor.h"
 #include "runtime/loading/siglip_config.h"
+#include "tests/fuzz/readable_errors.h"
 
 namespace {
 
-void require(bool condition) {
-  if (!condition) std::abort();
-}
-
-template <class Read>
-void attempt(const Read& read) {
-  try {
-    read();
-  } catch (const kvlm::Error& error) {
-    using enum kvlm::ErrorCode;
-    require(error.code() == kCorruptFile || error.code() == kUnsupported);
-    const std::string_view message = error.what();
-    require(kvlm::is_valid_utf8(message) && message.size() < 20'000);
-    for (const char c : message) require(static_cast<unsigned char>(c) >= 0x20 && c != 0x7f);
-  }
-}
+using kvlm::fuzz::require;
+using kvlm::fuzz::succeeds;
 
 constexpr std::array kDecoders = {kvlm::DecoderType::kLlama,    kvlm::DecoderType::kMistral,
                                   kvlm::DecoderType::kQwen2,    kvlm::DecoderType::kQwen3,
@@ -127,41 +111,42 @@ void require_qwen_vl_files(const kvlm::QwenVlFiles& files) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  attempt([&] {
+  succeeds([&] {
     const nlohmann::json file = kvlm::parse_json(text, "config.json");
     const kvlm::ConfigReader config(file, "config.json");
     for (const kvlm::ConfigReader& decoder : {config, config.object("text_config")}) {
       for (const kvlm::DecoderType type : kDecoders) {
-        attempt([&] { require_llama(kvlm::parse_decoder_config(decoder, type)); });
+        succeeds([&] { require_llama(kvlm::parse_decoder_config(decoder, type)); });
       }
-      attempt([&] { static_cast<void>(kvlm::decoder_type(decoder, kDecoders)); });
+      succeeds([&] { static_cast<void>(kvlm::decoder_type(decoder, kDecoders)); });
     }
     const kvlm::ConfigReader vision = config.object("vision_config");
     for (const bool absent : {false, true}) {
-      attempt([&] { require_tower(kvlm::parse_clip_config(vision, absent)); });
-      attempt([&] { require_tower(kvlm::parse_siglip_config(vision, absent)); });
+      succeeds([&] { require_tower(kvlm::parse_clip_config(vision, absent)); });
+      succeeds([&] { require_tower(kvlm::parse_siglip_config(vision, absent)); });
     }
-    attempt([&] { require(!kvlm::parse_feature_selection(config, -2, "default").layers.empty()); });
-    attempt([&] { require_preprocess(kvlm::parse_preprocess(config, kProcessors, {})); });
-    attempt([&] {
+    succeeds(
+        [&] { require(!kvlm::parse_feature_selection(config, -2, "default").layers.empty()); });
+    succeeds([&] { require_preprocess(kvlm::parse_preprocess(config, kProcessors, {})); });
+    succeeds([&] {
       const kvlm::InternVlHfConfig hf = kvlm::parse_internvl_config(config);
       require_internvl(hf.model);
       require(hf.image_id >= 0 && hf.image_id < hf.model.text.vocab_size);
     });
-    attempt([&] {
+    succeeds([&] {
       const kvlm::InternVlChatConfig chat = kvlm::parse_internvl_chat_config(config);
       require_internvl(chat.model);
       require(chat.tiling.min_tiles >= 1 && chat.tiling.min_tiles <= chat.tiling.max_tiles);
       require(chat.tiling.max_tiles <= 1024 && chat.tiling.tile == chat.model.vision.image_size);
     });
-    attempt([&] { require_qwen_vl(kvlm::parse_qwen_vl(config)); });
+    succeeds([&] { require_qwen_vl(kvlm::parse_qwen_vl(config)); });
     // The same text as the files of both processors.
     kvlm::QwenVlConfig qwen;
     for (const auto generation : {kvlm::QwenVlGeneration::kQwen2, kvlm::QwenVlGeneration::kQwen3}) {
       qwen.generation = generation;
       kvlm::ModelSource source;
       source.file = [&](const std::string&) { return std::optional(std::string(text)); };
-      attempt([&] { require_qwen_vl_files(kvlm::read_qwen_vl_files(source, qwen, {})); });
+      succeeds([&] { require_qwen_vl_files(kvlm::read_qwen_vl_files(source, qwen, {})); });
     }
   });
   return 0;

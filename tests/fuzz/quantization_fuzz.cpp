@@ -7,44 +7,24 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "kernels/base/error.h"
 #include "kernels/weight_map.h"
-#include "llm/unicode.h"
 #include "runtime/loading/quantization.h"
 #include "runtime/loading/quantized_tensors.h"
+#include "tests/fuzz/readable_errors.h"
 
 namespace {
 
 using nlohmann::json;
 
-void require(bool condition) {
-  if (!condition) std::abort();
-}
-
-/// Whether `body` ended without an Error; one must be readable.
-template <class Body>
-bool succeeds(const Body& body) {
-  try {
-    body();
-    return true;
-  } catch (const kvlm::Error& error) {
-    using enum kvlm::ErrorCode;
-    require(error.code() == kCorruptFile || error.code() == kUnsupported);
-    const std::string_view message = error.what();
-    require(kvlm::is_valid_utf8(message) && message.size() < 20'000);
-    for (const char c : message) require(static_cast<unsigned char>(c) >= 0x20 && c != 0x7f);
-    return false;
-  }
-}
+using kvlm::fuzz::require;
+using kvlm::fuzz::succeeds;
 
 /// Bytes of an element of a safetensors type; 0 if there is none of that name.
 size_t element_bytes(const std::string& dtype) {
