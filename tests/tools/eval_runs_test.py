@@ -69,12 +69,16 @@ class Killed(WithModel):
             self.assertEqual(self.run_well(*COMMAND, folder=folder), table)
             self.assertEqual(contents(folder / "out"), expected)
 
-    def test_the_programs_of_a_killed_run_end_with_it(self):
+    def replace_vlm_run(self, commands):
+        """--build of programs whose vlm-run only knows --version and runs these commands of a shell."""
         program = self.folder / "build/tools/vlm-run"
         program.parent.mkdir(parents=True)
-        program.write_text('#!/bin/sh\n[ "$1" = --version ] || { echo $$ >pid.part; mv pid.part pid; exec sleep 100; }\n')
+        program.write_text(f'#!/bin/sh\n[ "$1" = --version ] || {{ {commands}; }}\n')
         program.chmod(0o755)
         (program.parent / "vlm-kv").symlink_to(BUILD / "tools/vlm-kv")  # specs are looked at before
+
+    def test_the_programs_of_a_killed_run_end_with_it(self):
+        self.replace_vlm_run("echo $$ >pid.part; mv pid.part pid; exec sleep 100")
         process = self.start(*COMMAND, "--build", "build")
         try:
             wait_for((self.folder / "pid").exists)
@@ -96,6 +100,11 @@ class Killed(WithModel):
         self.assertIn("start the same command again", err)
         self.assertNotIn("Traceback", err)
         self.assertEqual([path.name for path in (self.folder / "out/pocket").iterdir() if path.is_dir()], ["int4"])
+
+    def test_nothing_begins_after_an_interrupt(self):
+        self.replace_vlm_run("echo >>calls; exit 130")
+        status, _, err = self.run_script(*COMMAND, "--kv", "kivi", "--kv", "int8", "--build", "build")
+        self.assertEqual((status, (self.folder / "calls").read_text()), (130, "\n"), err)
 
 
 class Again(WithModel):

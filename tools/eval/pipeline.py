@@ -86,10 +86,17 @@ def evaluate(task: Task, split: Split, options: argparse.Namespace) -> list[Resu
 
 def _run(folder: Folder, jobs: list[tuple[Model, str]], ways: dict[str, Protocol]) -> None:
     mine = folder.plan.shard.of(jobs)  # the fidelity of a spec is one shard's work
+    failures: list[BaseException] = []
 
     def work(job: tuple[Model, str]) -> None:
+        if failures:  # a thread of the pool takes its next job before the pool is told of a failure or an interrupt
+            raise failures[0]
         model, spec = job
-        folder.answer(model, spec, ways[model.name], folder.profile(model, spec, ways[model.name]))
+        try:
+            folder.answer(model, spec, ways[model.name], folder.profile(model, spec, ways[model.name]))
+        except BaseException as error:
+            failures.append(error)
+            raise
 
     count = folder.plan.shard.of(folder.plan.split.items)
     part = f", shard {folder.plan.shard}" if folder.plan.shard.count > 1 else ""
