@@ -214,6 +214,8 @@ _MEASURE = '--device cpu --model pocket --repeats 1 --build "$PWD/build/release"
 DOCUMENTED = [
     Case('vlm-run -m pocket --weights int4 --image a.png -p "What is this?"', [reports("int4 in groups of 32")]),
     Case("vlm-run -m pocket --weights int4 --save-weights pocket-int4", [reports("wrote pocket-int4")]),
+    Case("vlm-kv fidelity -m pocket --weights int4 --reference pocket --kv f16 --kv kivi --data captions.jsonl",
+         [prints("Against an f16 cache of pocket with bf16 weights", "kivi")], {"captions.jsonl": "captions.jsonl --records 1 -n 8"}),
     # vlm-run --help, README.md
     Case("vlm-run --help", [prints("Usage:", "Examples:")]),
     Case("vlm-run -q --batch 'tools/pocket/heldout/scenes/scene_00[0-9].png' --out build/scenes.jsonl --kv int4",
@@ -260,7 +262,7 @@ DOCUMENTED = [
     Case('vlm-kv explain "visual=calibquant text=kivi" --tokens 4096 --json',
          [one(lambda row: row["kv_heads"] == 2 and 0 < row["bytes"] < row["f16_bytes"])]),
     Case("vlm-kv fidelity --kv int4 --data captions.jsonl --records 10 --csv",
-         [lambda o: len(o.out.splitlines()) != 2, prints("spec,model,data", '"int4",')]),
+         [lambda o: len(o.out.splitlines()) != 2, prints("spec,model,weights_format", '"int4",')]),
     Case("vlm-kv fidelity -m MODEL --data tools/pocket/heldout/captions.jsonl --records 100 --layer-records 0 -n 64 -t 1 --json "
          "--per-record",
          [each(2, lambda row: len(row["per_record"]) == 1 and row["kl_mean"] > 0)],

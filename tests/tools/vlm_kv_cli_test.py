@@ -584,6 +584,36 @@ class Fidelity(unittest.TestCase):
         self.assertEqual([row[key] for key in ("error", "visual_error", "text_error", "share", "layer_records")],
                          ["", "", "", "", "0"])
 
+    def test_another_model_is_the_reference(self):
+        self.records({"id": "a", "image": str(MODEL / "image0.png"), "text": "one two three four five six"},
+                     {"id": "b", "prompt": "Why?"})  # what the reference says
+        options = ("--kv", "f16", "--kv", "int4", "-n", 8, "--per-record", "--batch-size", 2)
+        own = self.measure(*options, "--layer-records", 0)
+        self.assertEqual(self.measure(*options, "--reference", MODEL), own)
+        self.assert_no_error(self.measure(*options)[0])
+        rounded, packed = self.measure(*options, "--weights", "int4", "--reference", MODEL)
+        for row in (rounded, packed):
+            self.assertEqual((row["weights_format"], row["reference"], row["reference_weights_format"]),
+                             ("int4 in groups of 32", str(MODEL), own[0]["weights_format"]))
+            for mine, plain in zip(row["per_record"], own[0]["per_record"]):
+                self.assertEqual((mine["tokens"], mine["nll_f16"]), (plain["tokens"], plain["nll_f16"]))
+        self.assertGreater(rounded["kl_mean"], 0)
+        self.assertNotEqual(packed["kl_mean"], rounded["kl_mean"])
+        table = run("fidelity", "-m", MODEL, "--data", self.data, "--kv", "f16", "--weights", "int4", "--reference", MODEL)
+        self.assertIn(f"Against an f16 cache of {MODEL} with {own[0]['weights_format']} weights,", table.stdout)
+
+    def test_references_that_cannot_be(self):
+        self.records({"image": str(MODEL / "image0.png"), "text": "one two three"})
+        for other, words in (
+            (("--reference", "pocket"), ("--reference pocket has", "tokens and", "same tokenizer")),
+            (("--reference", self.folder / "none"), ("none",)),
+            (("--reference", MODEL, "--layer-records", 2), ("--layer-records is 2 with --reference", "leave out one")),
+        ):
+            result = run("fidelity", "-m", MODEL, "--data", self.data, "--kv", "f16", *other)
+            self.assertNotEqual(result.returncode, 0)
+            for word in words:
+                self.assertIn(word, result.stderr)
+
     def test_a_clip_in_a_batch(self):
         model = ROOT / "tests/golden/qwen2_5_vl"
         self.records({"id": 1, "video": str(model / "video0"), "text": "it is small and red, and it moves"},

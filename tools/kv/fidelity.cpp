@@ -38,12 +38,13 @@ struct FidelityOptions {
   std::vector<std::string> specs;
   std::string data;
   std::string profile;
+  std::string reference;
   PlotOptions plot;
   int max_tokens = 128;
   int records = 0;
   int batch_size = 1;
   std::optional<double> bits;
-  int layer_records = kMostForcedRecords;
+  std::optional<int> layer_records;  // none: all, or 0 with a reference
   bool per_record = false;
   bool json = false;
   bool csv = false;
@@ -53,8 +54,12 @@ struct FidelityOptions {
 struct Origin {
   std::string model;
   std::string weights;
+  std::string reference;  // and its weights: of the same model unless --reference names another
+  std::string reference_weights;
   std::string data;
   std::string device;
+
+  bool differs() const { return reference != model || reference_weights != weights; }
 };
 
 /// Mean squared error of the softmax's weights; null where the policy drops slots.
@@ -95,6 +100,8 @@ nlohmann::ordered_json json_of(const Fidelity& result, const Origin& origin) {
   nlohmann::ordered_json json{{"spec", result.spec},
                               {"model", origin.model},
                               {"weights_format", origin.weights},
+                              {"reference", origin.reference},
+                              {"reference_weights_format", origin.reference_weights},
                               {"data", origin.data},
                               {"device", origin.device},
                               {"records", result.records},
@@ -136,14 +143,17 @@ std::string text_of(const nlohmann::ordered_json& json) {
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-void print_table(const std::vector<Fidelity>& results) {
+void print_table(const std::vector<Fidelity>& results, const Origin& origin) {
   fmt::print(
-      "Against an f16 cache, on the same teacher-forced tokens.\n"
+      "Against an f16 cache{}, on the same teacher-forced tokens.\n"
       "KL mean, KL p99: divergence of the next token's distribution, in nats; mean and 99th\n"
       "  percentile. top-1: steps with the same most likely token. ppl: perplexity.\n"
       "stored, nominal: bits per element of keys and values; all bytes, codes only.\n"
       "attention: relative error of the attention output; visual, text: the parts of this error\n"
-      "  from visual and text tokens.\n\n");
+      "  from visual and text tokens.\n\n",
+      origin.differs()
+          ? fmt::format(" of {} with {} weights", origin.reference, origin.reference_weights)
+          : "");
   size_t width = 4;
   for (const Fidelity& result : results) width = std::max(width, result.spec.size());
   fmt::print("{:<{}} {:>9} {:>9} {:>7} {:>8} {:>8} {:>7} {:>7} {:>9} {:>8} {:>8}\n", "spec", width,
@@ -168,7 +178,8 @@ void print_table(const std::vector<Fidelity>& results) {
 
 void print_csv(const std::vector<Fidelity>& results, const Origin& origin) {
   fmt::print(
-      "spec,model,data,device,records,tokens,kl_mean,kl_std_error,kl_p99,top1,perplexity,"
+      "spec,model,weights_format,reference,reference_weights_format,data,device,records,tokens,kl_"
+      "mean,kl_std_error,kl_p99,top1,perplexity,"
       "f16_perplexity,stored_bits,nominal_bits,bytes,error,visual_error,text_error,share,layer_"
       "records\n");
   for (const Fidelity& result : results) {
@@ -177,12 +188,14 @@ void print_csv(const std::vector<Fidelity>& results, const Origin& origin) {
     const auto of_layers = [&](double figure) {
       return result.layer_records == 0 ? std::string() : fmt::format("{}", figure);
     };
-    fmt::print("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
-               csv_field(result.spec), csv_field(origin.model), csv_field(origin.data),
-               origin.device, result.records, result.kl.size(), result.mean_kl(),
-               result.kl_standard_error(), result.kl_quantile(0.99), result.top1(),
-               result.perplexity(), result.reference_perplexity(), result.stored_bits / records,
-               result.nominal_bits / records, static_cast<double>(result.bytes) / records,
+    fmt::print("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+               csv_field(result.spec), csv_field(origin.model), csv_field(origin.weights),
+               csv_field(origin.reference), csv_field(origin.reference_weights),
+               csv_field(origin.data), origin.device, result.records, result.kl.size(),
+               result.mean_kl(), result.kl_standard_error(), result.kl_quantile(0.99),
+               result.top1(), result.perplexity(), result.reference_perplexity(),
+               result.stored_bits / records, result.nominal_bits / records,
+               static_cast<double>(result.bytes) / records,
                of_layers(relative(sum.difference, sum.reference)),
                of_layers(relative(sum.visual_difference, sum.reference)),
                of_layers(relative(sum.text_difference, sum.reference)), of_layers(share_held(sum)),
@@ -198,6 +211,12 @@ std::string lines_of(const std::vector<Fidelity>& results, const Origin& origin)
 
 int run_fidelity(const FidelityOptions& options) {
   check_sampling(options.sampling);
+  if (!options.reference.empty() && options.layer_records.value_or(0) > 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--layer-records is {} with --reference; attention is compared within "
+                            "one model alone: leave out one of the two",
+                            *options.layer_records));
+  }
   const Plots plots(options.plot, "kv/plot.py");
   std::vector<CacheSpec> specs;
   for (const std::string& text : options.specs) specs.push_back(read_spec(text));
@@ -209,6 +228,13 @@ int run_fidelity(const FidelityOptions& options) {
   const std::vector<ForcedRecord> records = read_forced_records(options.data, options.records);
   TerminalWatch watch(/*quiet=*/false);
   Session session(options.session, &watch);
+  std::unique_ptr<Session> reference;
+  if (!options.reference.empty()) {
+    SessionOptions unrounded = options.session;
+    unrounded.model = options.reference;
+    unrounded.weights = "16";
+    reference = std::make_unique<Session>(unrounded, &watch);
+  }
   print_prompt_warnings(session, records);
   const CacheShape shape = session.model().decoder().cache_shape();
   if (options.bits) {
@@ -228,15 +254,19 @@ int run_fidelity(const FidelityOptions& options) {
   std::vector<FidelityMeter::Plan> plans;
   for (const CacheSpec& spec : specs) plans.push_back(plan_cache(spec, shape, &profile));
   Progress progress("fidelity", records.size(), false);
-  FidelityMeter meter(
-      session, {options.max_tokens, options.sampling, options.batch_size, options.layer_records});
+  const int layer_records = options.layer_records.value_or(reference ? 0 : kMostForcedRecords);
+  FidelityMeter meter(session, {options.max_tokens, options.sampling, options.batch_size,
+                                layer_records, reference.get()});
   const std::vector<Fidelity> results = meter.run(records, plans, [&](size_t done) {
     progress.update({done, 0, 0}, "");
     return !interrupted();
   });
   progress.finish();
-  const Origin origin{std::string(session.model().name()), session.model().weight_format(),
-                      options.data, device_name(session.device())};
+  const Model& model = session.model();
+  const Model& compared_with = reference ? reference->model() : model;
+  const Origin origin{
+      std::string(model.name()),     model.weight_format(), std::string(compared_with.name()),
+      compared_with.weight_format(), options.data,          device_name(session.device())};
   if (options.json) {
     for (const Fidelity& result : results) {
       nlohmann::ordered_json json = json_of(result, origin);
@@ -246,7 +276,7 @@ int run_fidelity(const FidelityOptions& options) {
   } else if (options.csv) {
     print_csv(results, origin);
   } else {
-    print_table(results);
+    print_table(results, origin);
   }
   if (plots.wanted()) plots.draw("fidelity.jsonl", lines_of(results, origin));
   return interrupted() ? kExitInterrupted : 0;
@@ -272,6 +302,9 @@ std::function<int()> add_fidelity(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--records", options->records, "Use only the first records of the data; 0: all")
       ->check(CLI::Range(0, kMostForcedRecords));
+  app.add_option("--reference", options->reference,
+                 "Compare with this model's f16 cache and unrounded weights, as a checkpoint with "
+                 "its 16-bit original; default: with the measured model and weights");
   add_sampling_options(app, options->sampling);
   add_size_options(app, options->session);
   add_plot_options(app, options->plot);
@@ -287,7 +320,7 @@ std::function<int()> add_fidelity(CLI::App& app) {
                  "Measure the attention error of each layer, the slowest part, on the first "
                  "records only; 0: none")
       ->check(CLI::Range(0, kMostForcedRecords))
-      ->default_str("all");
+      ->default_str("all; with --reference none");
   CLI::Option* json = app.add_flag("--json", options->json, "Print one JSON object per spec");
   app.add_flag("--per-record", options->per_record,
                "With --json: per record the tokens, NLL and f16 NLL (nats), KL and top-1 agreement")

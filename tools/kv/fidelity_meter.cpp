@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <new>
 #include <numeric>
+#include <optional>
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
@@ -133,7 +134,7 @@ void print_prompt_warnings(Session& session, std::span<const ForcedRecord> recor
 }
 
 EncodedPrompt encode_record(Session& session, const ForcedRecord& record,
-                            const SamplingRequest& sampling) {
+                            const SamplingRequest& sampling, bool warn) {
   try {
     Model& model = session.model();
     std::string prompt = record.prompt;
@@ -162,7 +163,7 @@ EncodedPrompt encode_record(Session& session, const ForcedRecord& record,
     std::vector<DecodedClip> decoded;
     for (const OpenClip& open : open_clips) decoded.push_back(open.decode());
     for (const std::string& warning : warnings_of(images, decoded)) {
-      print_message("vlm-kv: warning: {}\n", warning);
+      if (warn) print_message("vlm-kv: warning: {}\n", warning);
     }
     return encode_prompt(model, messages, images, decoded, session.stream());
   } catch (const Error& error) {
@@ -172,8 +173,18 @@ EncodedPrompt encode_record(Session& session, const ForcedRecord& record,
 
 FidelityMeter::FidelityMeter(Session& session, const Settings& settings)
     : session_(session),
+      reference_(settings.reference == nullptr ? session : *settings.reference),
       settings_(settings),
-      plain_(plan_cache(parse_spec("f16"), session.model().decoder().cache_shape())) {}
+      plain_(plan_cache(parse_spec("f16"), reference_.model().decoder().cache_shape())) {
+  const int tokens = session.model().decoder().vocab_size();
+  const int expected = reference_.model().decoder().vocab_size();
+  if (tokens != expected) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--reference {} has {} tokens and {} has {}; expected a model of the "
+                            "same tokenizer",
+                            reference_.model().name(), expected, session.model().name(), tokens));
+  }
+}
 
 std::vector<Fidelity> FidelityMeter::run(const std::vector<ForcedRecord>& records,
                                          const std::vector<Plan>& plans,
@@ -211,6 +222,7 @@ std::vector<Fidelity> FidelityMeter::run(const std::vector<ForcedRecord>& record
 struct FidelityMeter::Forced {
   const ForcedRecord* record;
   EncodedPrompt encoded;
+  std::optional<EncodedPrompt> for_reference;  // where this is another model
   int max_tokens = 0;
   bool given = false;                        // its text is the record's, not the model's own
   std::vector<int32_t> tokens;               // of the text, as far as they are known
@@ -270,10 +282,21 @@ void FidelityMeter::measure(std::span<const ForcedRecord> records, size_t looked
 
 FidelityMeter::Forced FidelityMeter::prepare(const ForcedRecord& record) {
   Model& model = session_.model();
-  Forced forced{&record, encode_record(session_, record, settings_.sampling), 0, false, {}, {}};
+  Forced forced{&record, encode_record(session_, record, settings_.sampling), {}, 0, false, {}, {}};
+  if (&reference_ != &session_) {
+    forced.for_reference = encode_record(reference_, record, settings_.sampling, /*warn=*/false);
+    if (forced.for_reference->prompt.ids != forced.encoded.prompt.ids) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: --reference {} turns the prompt into other tokens than {}; "
+                              "expected a model of the same tokenizer, template and image sizes",
+                              record.where, reference_.model().name(), model.name()));
+    }
+  }
   // As a generation would, the text ends where the model's positions do.
   const auto prompt_rows = static_cast<int>(forced.encoded.prompt.ids.size());
-  forced.max_tokens = std::min(settings_.max_tokens, model.decoder().max_positions() - prompt_rows);
+  const int positions =
+      std::min(model.decoder().max_positions(), reference_.model().decoder().max_positions());
+  forced.max_tokens = std::min(settings_.max_tokens, positions - prompt_rows);
   if (!record.text.empty()) {
     forced.tokens = model.tokenizer().encode(record.text, {.add_special_tokens = false});
     forced.tokens.resize(std::min(forced.tokens.size(), static_cast<size_t>(forced.max_tokens)));
@@ -285,7 +308,7 @@ FidelityMeter::Forced FidelityMeter::prepare(const ForcedRecord& record) {
 std::unique_ptr<KvCache> FidelityMeter::plain_cache(std::span<const Forced> batch) {
   size_t bytes = 0;
   for (const Forced& forced : batch) bytes += session_bytes(*plain_, forced.rows());
-  return make_cache(plain_, bytes, session_.device());
+  return make_cache(plain_, bytes, reference_.device());
 }
 
 void FidelityMeter::expect_layers(std::span<Forced> batch, const std::vector<Plan>& plans,
@@ -309,8 +332,8 @@ void FidelityMeter::expect_layers(std::span<Forced> batch, const std::vector<Pla
 }
 
 std::vector<SequenceId> FidelityMeter::expect(std::span<Forced> batch, KvCache& cache) {
-  Model& model = session_.model();
-  ForcedRun reference(model, cache, session_.stream());
+  Model& model = reference_.model();
+  ForcedRun reference(model, cache, reference_.stream());
   const std::vector<int32_t>& eos = model.defaults().eos_ids;
   // Takes what is expected of a record's next token; whether the one after it is asked for.
   const auto take = [&](Forced& forced, std::span<const float> logits) {
@@ -325,7 +348,8 @@ std::vector<SequenceId> FidelityMeter::expect(std::span<Forced> batch, KvCache& 
   std::vector<SequenceId> ids;
   std::vector<size_t> running;
   for (size_t i = 0; i < batch.size(); ++i) {
-    ids.push_back(reference.join(batch[i].encoded, batch[i].max_tokens));
+    const auto& encoded = batch[i].for_reference;
+    ids.push_back(reference.join(encoded ? *encoded : batch[i].encoded, batch[i].max_tokens));
     if (take(batch[i], reference.logits(0))) running.push_back(i);
   }
   std::vector<ForcedRun::Token> next;

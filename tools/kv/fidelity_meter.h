@@ -34,10 +34,11 @@ std::vector<ForcedRecord> read_forced_records(const std::string& path, int most 
 /// Prints what is not as it should be in the checkpoint or in the prompts of the records.
 void print_prompt_warnings(Session& session, std::span<const ForcedRecord> records);
 
-/// The conversation of a record, its pictures and what is taken of its videos read and encoded.
+/// The conversation of a record, its pictures and what is taken of its videos read and encoded;
+/// `warn`: what is not as it should be in those is printed.
 /// Throws Error that starts with the record's place, also if the model has no positions for it.
 EncodedPrompt encode_record(Session& session, const ForcedRecord& record,
-                            const SamplingRequest& sampling);
+                            const SamplingRequest& sampling, bool warn = true);
 
 /// The same of one record. Sums are over its compared tokens, in nats.
 struct RecordFidelity {
@@ -82,11 +83,11 @@ double quantile(std::vector<double> values, double share);
 /// A divergence for a table, with digits however small it is: "0.01234", "1.2e-07", "0".
 std::string shown_kl(double nats);
 
-/// Runs records through a model once with plain rows and once with every policy, `batch_size` of
-/// them at a time, whose number changes no figure on the CPU. Held at a time, for that many
-/// records: the encoded prompt; the logits of plain rows, (tokens, vocab) f32 on the host; room for
-/// the record in a plain cache, in one of every policy where its layers are looked at, and in one
-/// more.
+/// Runs records through the reference once with plain rows and through a model once with every
+/// policy, `batch_size` of them at a time, whose number changes no figure on the CPU. Held at a
+/// time, for that many records: the encoded prompt; the logits of plain rows, (tokens, vocab) f32
+/// on the host; room for the record in a plain cache, in one of every policy where its layers are
+/// looked at, and in one more.
 class FidelityMeter {
  public:
   static constexpr int kMostTogether = 4096;  ///< largest batch_size of the programs' options
@@ -99,8 +100,12 @@ class FidelityMeter {
     SamplingRequest sampling = {};
     int batch_size = 1;
     int layer_records = 0;  ///< first of all records: the attention error of every layer too
+    /// The model whose plain rows are the reference; null: the session's own. Of the same device
+    /// and tokenizer; attention is not compared with it, so layer_records must be 0.
+    Session* reference = nullptr;
   };
 
+  /// Throws Error{kInvalidArgument} if the reference has another number of tokens.
   FidelityMeter(Session& session, const Settings& settings);
 
   /// Measures every policy over the records; `progress` is told how many are done, and ends the
@@ -127,8 +132,9 @@ class FidelityMeter {
   void compare(const std::vector<Forced>& batch, const Plan& plan, Fidelity& result);
 
   Session& session_;
+  Session& reference_;
   Settings settings_;
-  Plan plain_;  // f16 rows
+  Plan plain_;  // f16 rows, for the reference's decoder
 };
 
 }  // namespace kvlm
