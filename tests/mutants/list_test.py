@@ -25,7 +25,7 @@ class List(unittest.TestCase):
                 self.assertNotEqual(before, after)
                 for test in mutant["tests"]:
                     program, _ = run.program_and_filter(test)
-                    self.assertIn(program, ("kernels_tests", "kvcache_tests", "llm_tests"))
+                    self.assertIn(program, ("kernels_tests", "kvcache_tests", "llm_tests", "runtime_tests"))
 
     def test_the_page_of_data_has_every_mutant(self):
         with (run.ROOT / "docs/data/mutants.csv").open(encoding="utf-8", newline="") as file:
