@@ -14,6 +14,7 @@ ArenaExtent& ArenaExtent::operator=(ArenaExtent&& other) noexcept {
   if (this != &other) {
     release();
     arena_ = std::exchange(other.arena_, nullptr);
+    used_by_owner_ = other.used_by_owner_;
     offset_ = other.offset_;
     reserved_ = std::exchange(other.reserved_, 0);
     used_ = std::exchange(other.used_, 0);
@@ -27,8 +28,9 @@ std::byte* ArenaExtent::data() const noexcept {
 
 void ArenaExtent::set_used(size_t bytes) noexcept {
   assert(bytes <= reserved_);
-  arena_->used_ += bytes;
-  arena_->used_ -= used_;
+  for (size_t* sum : {&arena_->used_, used_by_owner_}) {
+    if (sum != nullptr) *sum += bytes - used_;
+  }
   used_ = bytes;
 }
 
@@ -44,8 +46,8 @@ void ArenaExtent::shrink(size_t bytes) noexcept {
 
 void ArenaExtent::release() noexcept {
   if (arena_ == nullptr) return;
+  set_used(0);
   Arena& arena = *std::exchange(arena_, nullptr);
-  arena.used_ -= std::exchange(used_, 0);
   arena.reserved_ -= reserved_;
   size_t bytes = std::exchange(reserved_, 0);
   if (bytes == 0) return;
@@ -73,10 +75,11 @@ Arena::Arena(Device device, size_t bytes) : buffer_(device, rounded(bytes), Memo
   if (buffer_.bytes() > 0) free_.emplace(0, buffer_.bytes());
 }
 
-ArenaExtent Arena::reserve(size_t bytes, const std::string& who) {
+ArenaExtent Arena::reserve(size_t bytes, const std::string& who, size_t* used_by_owner) {
   const size_t wanted = rounded(bytes);
   ArenaExtent extent;
   extent.arena_ = this;
+  extent.used_by_owner_ = used_by_owner;
   extent.reserved_ = wanted;
   if (wanted == 0) return extent;
   for (auto range = free_.begin(); range != free_.end(); ++range) {

@@ -34,26 +34,29 @@ class ArenaExtent {
   void release() noexcept;
 
   Arena* arena_ = nullptr;
+  size_t* used_by_owner_ = nullptr;
   size_t offset_ = 0;
   size_t reserved_ = 0;
   size_t used_ = 0;
 };
 
-/// One allocation of device memory for all that a cache stores, so that its size is known exactly.
-/// First fit; adjacent free ranges merge.
+/// One allocation of device memory for all that caches store, so that its size is known exactly.
+/// First fit; adjacent free ranges merge. Several caches may share one, from one thread at a time.
 class Arena {
  public:
   Arena(Device device, size_t bytes);
 
-  /// Reserves `bytes`, rounded up to 64. Throws Error{kOutOfMemory} with both figures and `who`.
-  ArenaExtent reserve(size_t bytes, const std::string& who);
+  /// Reserves `bytes`, rounded up to 64. What the extent uses is added to `used_by_owner`, which
+  /// may be null and must outlive it. Throws Error{kOutOfMemory} with both figures and `who`.
+  ArenaExtent reserve(size_t bytes, const std::string& who, size_t* used_by_owner = nullptr);
   /// `count` extents of `bytes` each can be reserved.
   bool fits(size_t bytes, size_t count) const noexcept;
 
+  Device device() const noexcept { return buffer_.device(); }
   size_t capacity() const noexcept { return buffer_.bytes(); }
   /// Sum of the extents' reserved().
   size_t reserved() const noexcept { return reserved_; }
-  /// Sum of the extents' used(): the cache's bytes().
+  /// Sum of the extents' used(): of bytes() of all caches.
   size_t used() const noexcept { return used_; }
 
   /// Bytes that an extent of `bytes` takes.

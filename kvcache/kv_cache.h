@@ -101,6 +101,8 @@ class KvCache {
   virtual const std::string& spec() const noexcept = 0;
   virtual CacheNeeds needs() const noexcept = 0;
 
+  /// Whether a sequence of this size can be admitted now.
+  virtual bool fits(const SequenceSize& size) const = 0;
   /// Admits a sequence and reserves its memory. Throws Error{kOutOfMemory} with `who`, the bytes
   /// needed and the bytes free; then nothing has changed.
   virtual SequenceId open(const SequenceSize& size, const std::string& who) = 0;

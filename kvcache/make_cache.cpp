@@ -20,4 +20,9 @@ std::unique_ptr<KvCache> make_cache(std::shared_ptr<const CachePlan> plan, size_
   return std::make_unique<PolicyCache>(std::move(plan), arena_bytes, device);
 }
 
+std::unique_ptr<KvCache> make_cache(std::shared_ptr<const CachePlan> plan,
+                                    std::shared_ptr<Arena> arena) {
+  return std::make_unique<PolicyCache>(std::move(plan), std::move(arena));
+}
+
 }  // namespace kvlm

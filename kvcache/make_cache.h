@@ -13,6 +13,8 @@
 
 namespace kvlm {
 
+class Arena;
+
 /// Bytes that open(size) reserves in a cache of `plan`.
 Reservation reservation(const CachePlan& plan, const SequenceSize& size);
 
@@ -23,5 +25,8 @@ size_t session_bytes(const CachePlan& plan, int max_rows, int sequences = 1);
 /// A cache with an arena of exactly `arena_bytes` on `device`. Throws Error{kOutOfMemory}.
 std::unique_ptr<KvCache> make_cache(std::shared_ptr<const CachePlan> plan, size_t arena_bytes,
                                     Device device);
+/// A cache whose sequences share an arena with those of other caches.
+std::unique_ptr<KvCache> make_cache(std::shared_ptr<const CachePlan> plan,
+                                    std::shared_ptr<Arena> arena);
 
 }  // namespace kvlm

@@ -26,10 +26,13 @@ void settle(std::span<Sequence* const> sequences, int layers, WindowPacker& pack
 
 }  // namespace
 
+PolicyCache::PolicyCache(std::shared_ptr<const CachePlan> plan, std::shared_ptr<Arena> arena)
+    : traits_(std::move(plan), arena->device()),
+      store_(traits_, arena, placement_, decode_weights_, sinks_),
+      queries_(arena->device()) {}
+
 PolicyCache::PolicyCache(std::shared_ptr<const CachePlan> plan, size_t arena_bytes, Device device)
-    : traits_(std::move(plan), device),
-      store_(traits_, arena_bytes, placement_, decode_weights_, sinks_),
-      queries_(device) {}
+    : PolicyCache(std::move(plan), std::make_shared<Arena>(device, arena_bytes)) {}
 
 SequenceId PolicyCache::open(const SequenceSize& size, const std::string& who) {
   return admit(store_.open(size, who), who);

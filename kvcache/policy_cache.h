@@ -40,13 +40,16 @@ namespace kvlm {
 /// class for each stage, kvcache/extensions what only one policy needs.
 class PolicyCache final : public KvCache {
  public:
-  /// Caches share the plan, which is made once per model.
+  /// Caches share the plan, which is made once per model, and may share the arena.
+  PolicyCache(std::shared_ptr<const CachePlan> plan, std::shared_ptr<Arena> arena);
+  /// With an arena of its own.
   PolicyCache(std::shared_ptr<const CachePlan> plan, size_t arena_bytes, Device device);
 
   const CacheShape& shape() const noexcept override { return traits_.shape(); }
   const std::string& spec() const noexcept override { return plan().spec; }
   CacheNeeds needs() const noexcept override { return traits_.needs(); }
 
+  bool fits(const SequenceSize& size) const override { return store_.fits(size); }
   SequenceId open(const SequenceSize& size, const std::string& who) override;
   SequenceId fork(SequenceId parent, int max_rows, const std::string& who, Stream& stream) override;
   void close(SequenceId sequence) noexcept override;

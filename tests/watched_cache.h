@@ -16,6 +16,7 @@ class WatchedCache : public KvCache {
   const CacheShape& shape() const noexcept override { return cache_->shape(); }
   const std::string& spec() const noexcept override { return cache_->spec(); }
   CacheNeeds needs() const noexcept override { return cache_->needs(); }
+  bool fits(const SequenceSize& size) const override { return cache_->fits(size); }
   SequenceId open(const SequenceSize& size, const std::string& who) override {
     return cache_->open(size, who);
   }

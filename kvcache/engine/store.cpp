@@ -16,14 +16,14 @@
 
 namespace kvlm {
 
-SequenceStore::SequenceStore(const CacheTraits& traits, size_t arena_bytes,
+SequenceStore::SequenceStore(const CacheTraits& traits, std::shared_ptr<Arena> arena,
                              const Placement& placement, const DecodeWeights& weights,
                              const SinkRotation& sinks)
     : traits_(traits),
       placement_(placement),
       weights_(weights),
       sinks_(sinks),
-      arena_(traits.device(), arena_bytes) {}
+      arena_(std::move(arena)) {}
 
 SequenceId SequenceStore::open(const SequenceSize& size, const std::string& who) {
   assert(size.prompt_rows > 0 && size.prompt_rows <= size.max_rows);
@@ -62,6 +62,16 @@ SequenceId SequenceStore::admit(Sequence sequence) {
   return static_cast<SequenceId>(slot);
 }
 
+bool SequenceStore::fits(const SequenceSize& size) const {
+  const SequenceBounds bounds(traits_.plan());
+  const size_t memory = bounds.memory_bound(size);
+  if (!arena_->fits(memory, 1)) return false;
+  const size_t staging = bounds.staging_bytes(size);
+  if (staging == 0) return true;
+  const ArenaExtent held = arena_->reserve(memory, {});
+  return arena_->fits(staging, 1);
+}
+
 void SequenceStore::reserve(Sequence& sequence, const SequenceSize& size, const std::string& who) {
   const size_t memory = SequenceBounds(traits_.plan()).memory_bound(size);
   const size_t staging = SequenceBounds(traits_.plan()).staging_bytes(size);
@@ -73,17 +83,17 @@ void SequenceStore::reserve(Sequence& sequence, const SequenceSize& size, const 
         fmt::format("{} does not fit: a cache of {} tokens under --kv {} takes {}{}{}, and {} of "
                     "{} are free; use a smaller batch, fewer tokens or more cache memory",
                     who, size.max_rows, traits_.plan().spec, staging == 0 ? "" : "up to ",
-                    human_bytes(memory), more, human_bytes(arena_.capacity() - arena_.reserved()),
-                    human_bytes(arena_.capacity())));
+                    human_bytes(memory), more, human_bytes(arena_->capacity() - arena_->reserved()),
+                    human_bytes(arena_->capacity())));
   };
-  if (!arena_.fits(memory, 1)) refuse();
-  sequence.memory = std::make_shared<ArenaExtent>(arena_.reserve(memory, who));
+  if (!arena_->fits(memory, 1)) refuse();
+  sequence.memory = std::make_shared<ArenaExtent>(arena_->reserve(memory, who, &used_));
   if (staging == 0) return;
-  if (!arena_.fits(staging, 1)) {
+  if (!arena_->fits(staging, 1)) {
     sequence.memory.reset();
     refuse();
   }
-  sequence.prompt.staging = arena_.reserve(staging, who);
+  sequence.prompt.staging = arena_->reserve(staging, who, &used_);
 }
 
 void SequenceStore::close(SequenceId id) noexcept {
@@ -119,16 +129,16 @@ SequenceId SequenceStore::fork(SequenceId parent, int max_rows, const std::strin
                                Stream& stream) {
   Sequence made = fork_counts(at(parent), max_rows);
   const size_t bytes = placement_.forked_bytes(at(parent), made);
-  if (!arena_.fits(bytes, 1)) {
+  if (!arena_->fits(bytes, 1)) {
     throw Error(
         ErrorCode::kOutOfMemory,
         fmt::format(
             "{} does not fit: a fork from {} to {} tokens under --kv {} takes up to {}, and {} of "
             "{} are free; fork fewer sequences, give them fewer tokens or use more cache memory",
             who, made.rows, max_rows, traits_.plan().spec, human_bytes(bytes),
-            human_bytes(arena_.capacity() - arena_.reserved()), human_bytes(arena_.capacity())));
+            human_bytes(arena_->capacity() - arena_->reserved()), human_bytes(arena_->capacity())));
   }
-  made.memory = std::make_shared<ArenaExtent>(arena_.reserve(bytes, who));
+  made.memory = std::make_shared<ArenaExtent>(arena_->reserve(bytes, who, &used_));
   const SequenceId id = admit(std::move(made));
   std::vector<ByteRange> copies;
   try {

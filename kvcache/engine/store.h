@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,12 +16,14 @@
 
 namespace kvlm {
 
-/// The sequences of a cache, their arena, and its byte accounting.
+/// The sequences of a cache and their bytes in its arena, which other caches may share.
 class SequenceStore {
  public:
-  SequenceStore(const CacheTraits& traits, size_t arena_bytes, const Placement& placement,
+  SequenceStore(const CacheTraits& traits, std::shared_ptr<Arena> arena, const Placement& placement,
                 const DecodeWeights& weights, const SinkRotation& sinks);
 
+  /// Whether open() finds memory for such a sequence.
+  bool fits(const SequenceSize& size) const;
   /// Admits a sequence. Throws Error{kOutOfMemory} naming `who`; then nothing has changed.
   SequenceId open(const SequenceSize& size, const std::string& who);
   /// Allocates the host's state of a sequence for the next open(), unless a closed one left some.
@@ -58,7 +61,7 @@ class SequenceStore {
   void account(Sequence& sequence) const noexcept;
 
   /// Bytes in use, of all sequences.
-  size_t bytes() const noexcept { return arena_.used(); }
+  size_t bytes() const noexcept { return used_; }
   /// Memory of a sequence, without guarded_remaps.
   ///   visual_slots  GpuDecode::visual_slots()
   CacheReport report(const Sequence& sequence, std::span<const int> visual_slots) const noexcept;
@@ -74,7 +77,8 @@ class SequenceStore {
   const Placement& placement_;
   const DecodeWeights& weights_;
   const SinkRotation& sinks_;
-  Arena arena_;
+  std::shared_ptr<Arena> arena_;
+  size_t used_ = 0;  // bytes, by all extents of `sequences_`
   std::vector<Sequence> sequences_;
   std::vector<LayerState> next_layers_;  // prepare_next()
 };

@@ -30,6 +30,32 @@ TEST(Arena, RoundsUpToWholeCacheLines) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(extent.data()) % 64, 0u);
 }
 
+TEST(Arena, CountsWhatEachOfItsOwnersUses) {
+  Arena arena({}, 1024);
+  size_t first = 0;
+  size_t second = 0;
+  {
+    ArenaExtent a = arena.reserve(256, "a", &first);
+    ArenaExtent b = arena.reserve(256, "b", &second);
+    ArenaExtent c = arena.reserve(64, "c", &second);
+    a.set_used(100);
+    b.set_used(200);
+    c.set_used(3);
+    a.set_used(7);
+    EXPECT_EQ(first, 7u);
+    EXPECT_EQ(second, 203u);
+    EXPECT_EQ(arena.used(), 210u);
+    ArenaExtent moved = std::move(b);
+    b = std::move(c);
+    b.set_used(1);
+    EXPECT_EQ(second, 201u);
+    moved = {};
+    EXPECT_EQ(second, 1u);
+    EXPECT_EQ(first, 7u);
+  }
+  EXPECT_EQ(first + second + arena.used() + arena.reserved(), 0u);
+}
+
 TEST(Arena, CountsWhatItsExtentsHandOut) {
   Arena arena({}, 1024);
   ArenaExtent a = arena.reserve(256, "a");

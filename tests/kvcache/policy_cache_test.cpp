@@ -610,6 +610,50 @@ TEST(PolicyCacheTest, BytesEqualTheFormulaWhereNothingIsDropped) {
   }
 }
 
+/// Caches of several policies in one arena give what each gives in its own, and share its bytes.
+TEST(PolicyCacheTest, CachesShareAnArena) {
+  const CacheShape shape = shape_of(2, 2, 2, 40);
+  const std::vector<int16_t> prompt = PromptShape{7, {20}, 30}.modality();
+  const SequenceSize size = size_of(prompt, 9);
+  const std::vector<std::string> specs = {"kivi,group=8,residual=8", "f16", "h2o,keep=0.5"};
+  size_t bytes = 0;
+  for (const std::string& spec : specs) {
+    bytes += SequenceBounds(*plan_of(spec, shape)).reservation(size).bytes();
+  }
+  const auto arena = std::make_shared<Arena>(Device{}, bytes);
+  std::vector<std::unique_ptr<KvCache>> shared;
+  std::vector<std::unique_ptr<PolicyCache>> alone;
+  std::vector<std::pair<SequenceId, SequenceId>> ids;
+  for (const std::string& spec : specs) {
+    shared.push_back(make_cache(plan_of(spec, shape), arena));
+    alone.push_back(make(spec, shape, size));
+    EXPECT_TRUE(shared.back()->fits(size)) << spec;
+    ids.emplace_back(shared.back()->open(size, "s"), alone.back()->open(size, "s"));
+  }
+  Feeder feeder(shape);
+  for (int step = 0; step <= 9; ++step) {
+    const bool first = step == 0;
+    size_t sum = 0;
+    for (size_t i = 0; i < specs.size(); ++i) {
+      const auto pass = [&](KvCache& cache, SequenceId id) {
+        return feeder.pass(cache, {{'s', id, first ? 0 : size.prompt_rows + step - 1,
+                                    first ? prompt : std::vector<int16_t>{kTextRow}, first}});
+      };
+      ASSERT_EQ(pass(*shared[i], ids[i].first), pass(*alone[i], ids[i].second)) << specs[i];
+      ASSERT_EQ(shared[i]->bytes(), alone[i]->bytes()) << specs[i];
+      sum += shared[i]->bytes();
+    }
+    ASSERT_EQ(arena->used(), sum);
+  }
+  EXPECT_FALSE(shared[1]->fits(size));
+  EXPECT_THROW(shared[1]->open(size, "one more"), Error);
+  shared[1]->close(ids[1].first);
+  EXPECT_EQ(shared[1]->bytes(), 0u);
+  EXPECT_TRUE(shared[1]->fits(size));
+  shared.clear();
+  EXPECT_EQ(arena->reserved(), 0u);
+}
+
 /// A first prompt in several passes is what it is in one, for policies that wait for all of it: the
 /// same outputs, slots and bytes. Others refuse it.
 TEST(PolicyCacheTest, PromptsMayComeInChunks) {

@@ -99,6 +99,11 @@ CacheNeeds AttentionProbe::needs() const noexcept {
   return needs;
 }
 
+bool AttentionProbe::fits(const SequenceSize& size) const {
+  return reference_->fits(size) &&
+         std::ranges::all_of(policies_, [&](const auto& policy) { return policy->fits(size); });
+}
+
 SequenceId AttentionProbe::open(const SequenceSize& size, const std::string& who) {
   Sequence sequence;
   sequence.rows.resize(static_cast<size_t>(shape().layers));

@@ -80,6 +80,7 @@ class AttentionProbe final : public KvCache {
   const CacheShape& shape() const noexcept override { return reference_->shape(); }
   const std::string& spec() const noexcept override { return reference_->spec(); }
   CacheNeeds needs() const noexcept override;
+  bool fits(const SequenceSize& size) const override;
   SequenceId open(const SequenceSize& size, const std::string& who) override;
   /// Throws Error{kUnsupported}: errors are a sequence's own from its first row on.
   SequenceId fork(SequenceId parent, int max_rows, const std::string& who, Stream& stream) override;
