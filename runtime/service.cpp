@@ -368,7 +368,7 @@ void Service::publish() {
   status_.waiting = waiting_count_;
   status_.reserved_bytes = arena_->reserved();
   status_.most_reserved_bytes = std::max(status_.most_reserved_bytes, status_.reserved_bytes);
-  for (auto& [spec, bytes] : status_.cache_bytes) bytes = 0;
+  status_.cache_bytes.clear();
   for (const Policy& policy : policies_) {
     status_.cache_bytes[policy.plan->spec] = policy.cache->bytes();
   }

@@ -23,6 +23,7 @@ packages=(
   libsentencepiece-dev     # LLaMA tokenizers
   libpcre2-dev libutf8proc-dev          # byte-level BPE tokenizers
   libedit-dev              # keys and history in a chat
+  libcpp-httplib-dev libssl-dev prometheus-cpp-dev # vlm-serve
   libgtest-dev libgmock-dev libbenchmark-dev
   help2man                 # man pages
 )

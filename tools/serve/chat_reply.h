@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/generator.h"
+
+namespace kvlm {
+
+/// What of a request is told with its answer.
+struct ReplyFacts {
+  std::string id;           ///< "chatcmpl-..."
+  int64_t created = 0;      ///< seconds since 1970
+  std::string model;        ///< as it was asked for
+  std::string fingerprint;  ///< of the build
+  std::string kv;           ///< canonical spec
+  int max_tokens = 0;       ///< that were allowed
+  std::optional<uint64_t> seed;
+  std::vector<std::string> ignored;
+};
+
+/// A whole answer. queue_ms: from the request to its place in the cache.
+nlohmann::ordered_json reply_json(const ReplyFacts& facts, const GenerationResult& result,
+                                  double queue_ms);
+
+/// Events of a streamed answer, "data: JSON\n\n". `with_usage`: usage is asked for at the end.
+std::string first_event(const ReplyFacts& facts, bool with_usage);
+std::string text_event(const ReplyFacts& facts, bool with_usage, const std::string& text);
+std::string last_event(const ReplyFacts& facts, bool with_usage, const std::string& finish_reason);
+std::string usage_event(const ReplyFacts& facts, const GenerationResult& result, double queue_ms);
+std::string event_of(const nlohmann::ordered_json& json);
+inline constexpr const char* kDoneEvent = "data: [DONE]\n\n";
+
+/// A new id: "chatcmpl-" and 24 hexadecimal digits.
+std::string reply_id();
+
+/// One line of JSON, ASCII escapes left alone; bytes that are not UTF-8 become U+FFFD.
+std::string line_of(const nlohmann::ordered_json& json);
+
+}  // namespace kvlm

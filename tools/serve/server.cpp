@@ -1,0 +1,648 @@
+#include "tools/serve/server.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <openssl/crypto.h>
+
+#include <algorithm>
+#include <array>
+#include <random>
+#include <utility>
+
+#include "kernels/base/error.h"
+#include "kernels/base/human_bytes.h"
+#include "kernels/base/printable.h"
+#include "kvcache/make_cache.h"
+#include "kvcache/plan/planner.h"
+#include "kvcache/spec/spec.h"
+#include "kvcache/spec/words.h"
+#include "runtime/clip_file.h"
+#include "runtime/policy_profile.h"
+#include "runtime/prompt.h"
+#include "tools/common/messages.h"
+#include "tools/common/program.h"
+#include "tools/common/room.h"
+#include "tools/common/visual_options.h"
+#include "tools/run/batch_room.h"
+#include "tools/serve/api_error.h"
+#include "tools/serve/chat_reply.h"
+#include "vision/image.h"
+
+// The way of a request: checked by its headers, read within limits, parsed, its size known from the
+// headers of its images, queued with the Service, and answered as a whole or in events. A
+// connection has a thread of its own, which waits for nobody but its client and its ticket.
+namespace kvlm {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr const char* kJson = "application/json";
+constexpr auto kPaths =
+    std::to_array<std::string_view>({"/v1/chat/completions", "/v1/models", "/health", "/metrics"});
+/// How often a waiting thread looks whether its client is still there.
+constexpr auto kLook = 100ms;
+/// How long an answer that is not there may keep its status back.
+constexpr auto kSilence = 10s;
+
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+bool is_loopback_name(std::string host) {
+  if (const auto colon = host.rfind(':');
+      colon != std::string::npos && host.find(']', colon) == std::string::npos) {
+    host.resize(colon);
+  }
+  return host.empty() || host == "localhost" || host == "[::1]" || host.starts_with("127.");
+}
+
+/// The same tokens that vlm-run gives without options.
+SamplerOptions sampling_of(const ChatRequest& request, const Model& model, uint64_t seed) {
+  SamplerOptions sampling = model.defaults().sampling;
+  sampling.temperature = request.temperature.value_or(0);
+  if (request.top_k) sampling.top_k = *request.top_k;
+  if (request.top_p) sampling.top_p = *request.top_p;
+  if (request.repetition_penalty) sampling.repetition_penalty = *request.repetition_penalty;
+  sampling.seed = seed;
+  return sampling;
+}
+
+}  // namespace
+
+/// A request that was understood.
+struct Server::Asked {
+  ChatRequest request;
+  ReplyFacts facts;
+  std::string client;
+  std::vector<std::unique_ptr<MemoryFile>> files;
+  std::vector<OpenClip> clips;
+  SequenceSize size;
+  int context = 0;
+  Clock::time_point start = Clock::now();
+  std::shared_ptr<Ticket> ticket;
+  // Of a stream.
+  bool begun = false;
+  std::string text;
+
+  ~Asked() {
+    if (ticket) ticket->cancel();
+  }
+};
+
+/// A request and its response, and what is logged of them.
+struct Server::Exchange {
+  const httplib::Request& request;
+  httplib::Response& response;
+  std::string model = "-";
+  bool logged = false;  // or will be, by somebody else
+};
+
+Server::Server(const ServeOptions& options)
+    : options_(options),
+      http_({.body_bytes = options.max_body,
+             .connections = static_cast<size_t>(options.connections)}),
+      media_(options.media_root),
+      limits_({.images = static_cast<size_t>(options.max_images)}),
+      started_(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())) {
+  route();
+  port_ = http_.bind(options.host, options.port);
+  listening_ = std::thread([this] { http_.listen_after_bind(); });
+}
+
+Server::~Server() {
+  if (service_) drain(0s);
+  while (!http_.is_running() && listening_.joinable() && !draining_) std::this_thread::yield();
+  http_.stop();
+  listening_.join();
+}
+
+void Server::begin(Session& session) {
+  session_ = &session;
+  const Decoder& decoder = session.model().decoder();
+  const bool gpu = session.device().kind != DeviceKind::kCpu;
+  const int context = std::min(decoder.max_positions(), options_.max_prompt + options_.max_answer);
+  Service::Settings settings;
+  settings.most_running = static_cast<size_t>(options_.most_running);
+  settings.most_waiting = static_cast<size_t>(options_.most_waiting);
+  settings.decode_share = options_.decode_share;
+  settings.preparing_threads = gpu ? std::min(session.threads(), 16) : 0;
+  settings.on_step = [this](double seconds) { metrics_.step(seconds); };
+  settings.on_stall = [this](double seconds) { metrics_.stall(seconds); };
+  if (options_.kv_memory) {
+    settings.cache_bytes = *options_.kv_memory;
+  } else if (gpu) {
+    const size_t free = cuda::device_facts(session.device().index).free_bytes;
+    const size_t activations = activation_bytes(session.model(), context, session.device().kind);
+    settings.cache_bytes = free > activations ? (free - activations) / 20 * 19 : free / 2;
+  } else {
+    settings.cache_bytes = std::min(session_bytes(*session.plan(), context, 8), memory_limit() / 4);
+  }
+  {
+    const std::scoped_lock lock(plans_mutex_);
+    plans_[session.plan()->spec] = session.plan();
+  }
+  for (const auto& [name, spec] : options_.aliases) plan_of(spec);
+  service_ = std::make_unique<Service>(session.model(), session.stream(), settings);
+  ready_ = true;
+  print_message("http://{}:{}/v1  {}, {}, {} cache, {} at once\n", options_.host, port_,
+                options_.name, session.plan()->spec, human_bytes(settings.cache_bytes),
+                options_.most_running);
+}
+
+void Server::drain(std::chrono::seconds most) {
+  draining_ = true;
+  if (service_) service_->drain(most);
+}
+
+void Server::hurry() noexcept {
+  if (service_) service_->hurry();
+}
+
+bool Server::failed() const { return ready_ && service_->status().failed; }
+
+Service& Server::service() {
+  if (!ready_) throw ApiError(503, "loading", "the model is being loaded; try again soon");
+  return *service_;
+}
+
+void Server::route() {
+  using httplib::Request;
+  using httplib::Response;
+  using Handled = httplib::Server::HandlerResponse;
+  // Before the body is read.
+  http_.set_pre_routing_handler([this](const Request& request, Response& response) {
+    bool fine = true;
+    guard(request, response, [&](Exchange& exchange) {
+      fine = false;
+      check_head(request);
+      fine = exchange.logged = true;
+    });
+    return fine ? Handled::Unhandled : Handled::Handled;
+  });
+  http_.Post("/v1/chat/completions", [this](const Request& request, Response& response) {
+    guard(request, response, [this](Exchange& exchange) { chat(exchange); });
+  });
+  const auto get = [this](const char* path, auto text_of, const char* type) {
+    http_.Get(path, [this, text_of, type](const Request& request, Response& response) {
+      guard(request, response, [&](Exchange& exchange) {
+        response.set_content(text_of(request, response), type);
+        exchange.logged = true;
+      });
+    });
+  };
+  get(
+      "/health",
+      [this](const Request&, Response& response) {
+        const Json json = health();
+        response.status = json["status"] == "ok" ? 200 : 503;
+        return line_of(json);
+      },
+      kJson);
+  get(
+      "/metrics",
+      [this](const Request&, Response&) {
+        return metrics_.text(ready_ ? service_->status() : Service::Status{});
+      },
+      "text/plain; version=0.0.4");
+  get(
+      "/v1/models", [this](const Request&, Response&) { return line_of(models()); }, kJson);
+  get(R"(/v1/models/([^/]+))",
+      [this](const Request& request, Response&) {
+        const std::string id = request.matches[1];
+        const Json list = models();
+        for (const Json& model : list["data"]) {
+          if (model["id"] == id) return line_of(model);
+        }
+        throw ApiError(
+            404, "model_not_found",
+            fmt::format("there is no model {}; GET /v1/models lists them", printable(id)), "model");
+      },
+      kJson);
+  http_.set_error_handler([](const Request& request, Response& response) {
+    if (!response.body.empty() || response.status == 200) return;
+    const bool known = std::ranges::find(kPaths, request.path) != kPaths.end();
+    ApiError error(response.status, "invalid_json", "the request is no HTTP that is understood");
+    if (response.status == 404 && known) {
+      error = ApiError(
+          405, "wrong_method",
+          fmt::format("{} does not take {}", printable(request.path), printable(request.method)));
+    } else if (response.status == 404) {
+      error = ApiError(404, "unknown_url",
+                       fmt::format("there is no {}; there are {}", printable(request.path),
+                                   fmt::join(kPaths, ", ")));
+    } else if (response.status == 413) {
+      error = ApiError(413, "body_too_large", "the body is too large; send smaller images");
+    } else if (response.status >= 500) {
+      error = ApiError(500, "internal", "unexpected failure; please report it");
+    }
+    response.status = error.status();
+    response.set_content(line_of(error.json()), kJson);
+  });
+}
+
+/// What is refused whatever the body holds.
+void Server::check_head(const httplib::Request& request) const {
+  const bool loopback =
+      options_.host == "localhost" || options_.host == "::1" || options_.host.starts_with("127.");
+  if (loopback && !is_loopback_name(request.get_header_value("Host"))) {
+    throw ApiError(403, "wrong_host",
+                   "the Host header names another machine; ask http://127.0.0.1 or localhost");
+  }
+  if (request.has_header("Origin")) {
+    throw ApiError(403, "wrong_origin", "web pages are not served directly; put a proxy in front");
+  }
+  if (request.path != "/health" && request.path != "/metrics") client_of(request);
+  const size_t lengths = request.get_header_value_count("Content-Length");
+  const bool chunked = request.has_header("Transfer-Encoding");
+  if (lengths > 1 || (lengths == 1 && chunked)) {
+    throw ApiError(400, "invalid_json", "the body has two lengths; send one Content-Length");
+  }
+  if (lengths == 1) {
+    const std::string length = request.get_header_value("Content-Length");
+    if (length.empty() || length.find_first_not_of("0123456789") != std::string::npos ||
+        length.size() > 18) {
+      throw ApiError(400, "invalid_json",
+                     fmt::format("Content-Length is {}; expected a number", printable(length)));
+    }
+    if (std::stoull(length) > options_.max_body) {
+      throw ApiError(413, "body_too_large",
+                     fmt::format("the body has {} bytes; at most {} are read, send smaller images",
+                                 length, options_.max_body));
+    }
+  }
+  if (request.method != "POST") return;
+  if (request.has_header("Content-Encoding") &&
+      request.get_header_value("Content-Encoding") != "identity") {
+    throw ApiError(415, "content_encoding", "compressed bodies are not read; send plain JSON");
+  }
+  std::string type = request.get_header_value("Content-Type");
+  type = type.substr(0, type.find(';'));
+  if (type != kJson) {
+    throw ApiError(415, "wrong_content_type",
+                   fmt::format("Content-Type is {}; send {}",
+                               type.empty() ? "missing" : printable(type), kJson));
+  }
+}
+
+/// Whose request it is: the name of its key, else its address. Throws ApiError without a key.
+std::string Server::client_of(const httplib::Request& request) const {
+  if (options_.keys.empty()) return request.remote_addr;
+  constexpr std::string_view kBearer = "Bearer ";
+  const std::string header = request.get_header_value("Authorization");
+  if (header.starts_with(kBearer)) {
+    const std::string given = header.substr(kBearer.size());
+    for (const auto& [key, name] : options_.keys) {
+      if (key.size() == given.size() && CRYPTO_memcmp(key.data(), given.data(), key.size()) == 0) {
+        return name;
+      }
+    }
+  }
+  throw ApiError(401, "invalid_api_key",
+                 "no such API key; send one as \"Authorization: Bearer KEY\"");
+}
+
+/// Runs what answers a request, and turns what it throws into an answer.
+void Server::guard(const httplib::Request& request, httplib::Response& response,
+                   const std::function<void(Exchange&)>& answer) {
+  const Clock::time_point start = Clock::now();
+  Exchange exchange{request, response};
+  try {
+    answer(exchange);
+    if (exchange.logged) return;
+  } catch (...) {
+    const ApiError error = api_error_of(std::current_exception());
+    response.status = error.status();
+    if (error.retry_after() > 0) {
+      response.set_header("Retry-After", std::to_string(error.retry_after()));
+    }
+    if (error.status() == 401) response.set_header("WWW-Authenticate", "Bearer");
+    response.set_content(line_of(error.json()), kJson);
+    metrics_.request(error.status(), exchange.model, milliseconds_since(start) / 1000);
+    log({{"client", request.remote_addr}, {"status", error.status()}, {"error", error.what()}});
+  }
+}
+
+Json Server::models() const {
+  const int length = ready_ ? session_->model().decoder().max_positions() : 0;
+  Json list = Json::array();
+  const auto add = [&](const std::string& id, const std::string& spec) {
+    list.push_back({{"id", id},
+                    {"object", "model"},
+                    {"created", started_},
+                    {"owned_by", "kvlm"},
+                    {"root", options_.name},
+                    {"kv", spec},
+                    {"max_model_len", length}});
+  };
+  add(options_.name, ready_ ? session_->plan()->spec : options_.session.kv);
+  for (const auto& [name, spec] : options_.aliases) add(name, spec);
+  return {{"object", "list"}, {"data", std::move(list)}};
+}
+
+Json Server::health() const {
+  Json json{{"status", "loading"}, {"model", options_.name}};
+  if (!ready_) return json;
+  const Service::Status status = service_->status();
+  json["status"] = status.failed ? "failed" : draining_ ? "draining" : "ok";
+  json["device"] = device_name(session_->device());
+  json["running"] = status.running;
+  json["waiting"] = status.waiting;
+  return json;
+}
+
+std::string Server::spec_of(const ChatRequest& request) const {
+  const auto alias = options_.aliases.find(request.model);
+  const bool served =
+      request.model.empty() || request.model == options_.name || alias != options_.aliases.end();
+  if (!served) {
+    std::vector<std::string_view> names = {options_.name};
+    for (const auto& [name, spec] : options_.aliases) names.push_back(name);
+    const std::string_view near = nearest_spelling(request.model, names);
+    throw ApiError(404, "model_not_found",
+                   fmt::format("there is no model {}{}; there are {}", printable(request.model),
+                               near.empty() ? "" : fmt::format(", did you mean {}?", near),
+                               fmt::join(names, ", ")),
+                   "model");
+  }
+  if (request.kv) {
+    if (!options_.any_kv) {
+      throw ApiError(400, "invalid_kv",
+                     "this server takes the cache policies of its models alone; leave out kv",
+                     "kv");
+    }
+    if (request.kv->find('@') != std::string::npos) {
+      throw ApiError(400, "invalid_kv", "kv names a file of the server; write the policy itself",
+                     "kv");
+    }
+    return *request.kv;
+  }
+  return alias != options_.aliases.end() ? alias->second : session_->plan()->spec;
+}
+
+std::shared_ptr<const CachePlan> Server::plan_of(const std::string& text) {
+  try {
+    const CacheSpec spec = parse_spec(text);
+    const std::string name = canonical(spec);
+    const std::scoped_lock lock(plans_mutex_);
+    if (const auto found = plans_.find(name); found != plans_.end()) return found->second;
+    constexpr size_t kMostPlans = 256;
+    if (plans_.size() >= kMostPlans) plans_.clear();
+    PolicyProfile profile;
+    if (!options_.session.kv_profile.empty()) profile = read_profile(options_.session.kv_profile);
+    return plans_[name] = plan_cache(spec, session_->model().decoder().cache_shape(), &profile);
+  } catch (const Error& error) {
+    throw ApiError(400, "invalid_kv", error.what(), "kv");
+  }
+}
+
+std::shared_ptr<Server::Asked> Server::ask(const std::string& body, const std::string& client) {
+  Service& service = this->service();
+  if (draining_) throw ApiError(503, "draining", "the server is about to end; ask another one");
+  const auto asked = std::make_shared<Asked>();
+  asked->request = parse_chat_request(parse_body(body), limits_, media_);
+  ChatRequest& request = asked->request;
+  const std::shared_ptr<const CachePlan> plan = plan_of(spec_of(request));
+  Model& model = session_->model();
+
+  // What it needs, by headers alone.
+  std::vector<PictureShape> shapes;
+  for (const SentMedia& image : request.images) {
+    const ImageInfo info = probe_image(image.bytes, image.name);
+    shapes.push_back({info.height, info.width, image.name});
+  }
+  SamplingRequest frames = options_.frames;
+  if (request.frames.fps || request.frames.frames) frames = request.frames;
+  std::vector<Clip> clips;
+  for (const SentMedia& video : request.videos) {
+    asked->files.push_back(std::make_unique<MemoryFile>(video.bytes));
+    asked->clips.push_back(choose_frames(model, open_video(asked->files.back()->path()), frames));
+    asked->clips.back().rest();
+    clips.push_back(asked->clips.back().clip);
+  }
+  const PromptOutline outline =
+      outline_prompt(model, request.messages, visual_texts(model, shapes, clips));
+  asked->context = model.decoder().max_positions();
+  try {
+    require_context(outline, "the request", model,
+                    std::min(asked->context, options_.max_prompt + 1),
+                    cure_of_long_prompt(clips, "send fewer images or a shorter prompt"));
+  } catch (const Error& error) {
+    throw ApiError(400, "context_length_exceeded", error.what(), "messages");
+  }
+  const int wanted = request.max_tokens.value_or(model.defaults().max_tokens);
+  const int room = asked->context - static_cast<int>(outline.rows);
+  const int most = std::min({wanted, options_.max_answer, room});
+  asked->size = {static_cast<int>(outline.rows), static_cast<int>(outline.visual_rows),
+                 static_cast<int>(outline.rows) + most};
+
+  asked->client = client;
+  asked->facts.id = reply_id();
+  asked->facts.created = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  asked->facts.model = request.model.empty() ? options_.name : request.model;
+  asked->facts.fingerprint = version_line();
+  asked->facts.kv = plan->spec;
+  asked->facts.max_tokens = most;
+  asked->facts.ignored = request.ignored;
+  asked->facts.seed = request.seed;
+  if (!request.seed && request.temperature.value_or(0) > 0) {
+    asked->facts.seed = std::random_device{}();
+  }
+  for (const std::string& key : request.ignored) metrics_.ignored(key);
+
+  ServiceJob job{client, plan, asked->size, {}};
+  // Weak: a ticket whose client has gone needs no pictures.
+  job.prepare = [this, weak = std::weak_ptr(asked)](const Watch& watch) {
+    const auto own = weak.lock();
+    if (!own) throw Error(ErrorCode::kCancelled, "the client has gone");
+    GenerationRequest made;
+    made.id = "the request";
+    made.messages = own->request.messages;
+    for (SentMedia& image : own->request.images) {
+      give_up_if_cancelled(&watch);
+      made.images.push_back(decode_image(image.bytes, image.name));
+      image.bytes = {};
+    }
+    for (const OpenClip& clip : own->clips) {
+      give_up_if_cancelled(&watch);
+      made.videos.push_back(clip.decode());
+    }
+    Model& of = session_->model();
+    made.sampling = sampling_of(own->request, of, own->facts.seed.value_or(0));
+    made.max_tokens = own->facts.max_tokens;
+    made.stop = own->request.stop;
+    return prepare_request(of, std::move(made), own->context, &watch);
+  };
+  try {
+    asked->ticket = service.submit(std::move(job));
+  } catch (const ServiceRefusal&) {
+    throw;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kOutOfMemory) throw;
+    throw ApiError(400, "kv_too_large", error.what());
+  }
+  return asked;
+}
+
+void Server::chat(Exchange& exchange) {
+  const auto asked = ask(exchange.request.body, client_of(exchange.request));
+  exchange.model = asked->facts.model;
+  exchange.logged = true;
+  if (asked->request.stream) return reply_stream(exchange, asked);
+  reply_whole(exchange, asked);
+}
+
+/// Counts and logs a request that was admitted to the queue.
+void Server::finish(const Asked& asked, int status) {
+  metrics_.request(status, asked.facts.model, milliseconds_since(asked.start) / 1000);
+  Json line{{"id", asked.facts.id},
+            {"client", asked.client},
+            {"status", status},
+            {"model", asked.facts.model},
+            {"kv", asked.facts.kv}};
+  try {
+    const GenerationResult& result = asked.ticket->result();
+    if (status == 200) {
+      metrics_.answer(result, asked.ticket->queue_ms());
+      const bool cut = result.finish_reason == "length" &&
+                       asked.facts.max_tokens < asked.request.max_tokens.value_or(0);
+      if (cut) metrics_.clamped();
+    }
+    line["finish"] = result.finish_reason;
+    line["prompt_tokens"] = result.prompt_tokens;
+    line["visual_tokens"] = result.visual_tokens;
+    line["answer_tokens"] = result.tokens.size();
+    line["queue_ms"] = asked.ticket->queue_ms();
+    line["ttft_ms"] = asked.ticket->queue_ms() + result.timings.ttft_ms;
+    line["cache_bytes"] = result.cache.bytes;
+  } catch (const std::exception& error) {
+    line["error"] = error.what();
+  }
+  line["total_ms"] = milliseconds_since(asked.start);
+  log(line);
+}
+
+void Server::reply_whole(Exchange& exchange, const std::shared_ptr<Asked>& asked) {
+  Ticket& ticket = *asked->ticket;
+  std::string text;
+  while (true) {
+    const Ticket::News news = ticket.wait(kLook);
+    if (news.done) break;
+    if (HttpServer::stream().has_gone()) {
+      ticket.cancel();
+      metrics_.cancelled();
+      while (!ticket.wait(1s).done) {
+      }
+      exchange.response.status = 499;
+      return finish(*asked, 499);
+    }
+  }
+  try {
+    const GenerationResult& result = ticket.result();
+    if (result.finish_reason == "cancelled") {
+      throw ApiError(503, "draining", "the server has ended before the answer; ask another one");
+    }
+    exchange.response.set_content(line_of(reply_json(asked->facts, result, ticket.queue_ms())),
+                                  kJson);
+    finish(*asked, 200);
+  } catch (...) {
+    const ApiError error = api_error_of(std::current_exception());
+    finish(*asked, error.status());
+    throw;
+  }
+}
+
+void Server::reply_stream(Exchange& exchange, const std::shared_ptr<Asked>& asked) {
+  // The status stands once the first token does, or after some silence.
+  const Clock::time_point end = Clock::now() + kSilence;
+  while (Clock::now() < end) {
+    const Ticket::News news = asked->ticket->wait(kLook);
+    asked->text += news.text;
+    if (news.done) {
+      const GenerationResult& result = asked->ticket->result();
+      if (result.finish_reason == "cancelled") {
+        throw ApiError(503, "draining", "the server has ended before the answer; ask another one");
+      }
+    }
+    if (news.done || !asked->text.empty() || HttpServer::stream().has_gone()) break;
+  }
+  exchange.response.set_header("Cache-Control", "no-store");
+  exchange.response.set_chunked_content_provider(
+      "text/event-stream",
+      [this, asked](size_t, httplib::DataSink& sink) { return stream_on(asked, sink); });
+}
+
+/// Writes events until the answer has ended or its client has gone.
+bool Server::stream_on(const std::shared_ptr<Asked>& asked, httplib::DataSink& sink) {
+  const bool usage = asked->request.include_usage;
+  const auto write = [&](const std::string& event) {
+    return sink.write(event.data(), event.size());
+  };
+  const auto gone = [&] {
+    asked->ticket->cancel();
+    metrics_.cancelled();
+    while (!asked->ticket->wait(1s).done) {
+    }
+    finish(*asked, 499);
+    return false;
+  };
+  if (!write(first_event(asked->facts, usage))) return gone();
+  Clock::time_point told = Clock::now();
+  while (true) {
+    if (!asked->text.empty()) {
+      if (!write(text_event(asked->facts, usage, std::exchange(asked->text, {})))) return gone();
+      told = Clock::now();
+    }
+    const Ticket::News news = asked->ticket->wait(kLook);
+    asked->text += news.text;
+    if (news.done) break;
+    if (HttpServer::stream().has_gone()) return gone();
+    if (Clock::now() - told > kSilence) {
+      if (!write(": waiting\n\n")) return gone();
+      told = Clock::now();
+    }
+  }
+  if (!asked->text.empty()) write(text_event(asked->facts, usage, asked->text));
+  try {
+    const GenerationResult& result = asked->ticket->result();
+    if (result.finish_reason == "cancelled") {
+      throw ApiError(503, "draining", "the server has ended before the answer; ask another one");
+    }
+    write(last_event(asked->facts, usage, result.finish_reason));
+    if (usage) write(usage_event(asked->facts, result, asked->ticket->queue_ms()));
+    write(kDoneEvent);
+    finish(*asked, 200);
+    sink.done();
+    return true;
+  } catch (...) {
+    const ApiError error = api_error_of(std::current_exception());
+    write(event_of(error.json()));
+    finish(*asked, error.status());
+    return false;  // the connection ends without the mark of a whole answer
+  }
+}
+
+void Server::log(const Json& line) const {
+  if (options_.quiet) return;
+  const auto now =
+      std::chrono::time_point_cast<std::chrono::milliseconds>(std::chrono::system_clock::now());
+  const std::string time =
+      fmt::format("{:%Y-%m-%dT%H:%M:%S}Z", fmt::gmtime(std::chrono::system_clock::to_time_t(now)));
+  if (options_.log_json) {
+    Json timed{{"time", time}};
+    timed.update(line);
+    print_message("{}\n", line_of(timed));
+    return;
+  }
+  std::string text = time;
+  for (const auto& [key, value] : line.items()) {
+    text += value.is_number_float() ? fmt::format(" {}={:.1f}", key, value.get<double>())
+            : value.is_string()     ? fmt::format(" {}={}", key, value.get<std::string>())
+                                    : fmt::format(" {}={}", key, value.dump());
+  }
+  print_message("{}\n", text);
+}
+
+}  // namespace kvlm

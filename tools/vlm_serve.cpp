@@ -1,0 +1,63 @@
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <optional>
+#include <thread>
+
+#include "tools/common/messages.h"
+#include "tools/common/program.h"
+#include "tools/common/progress.h"
+#include "tools/common/session.h"
+#include "tools/serve/options.h"
+#include "tools/serve/server.h"
+
+// vlm-serve: binds, loads, serves until a signal, and drains.
+namespace kvlm {
+namespace {
+
+std::atomic<int> signals{0};
+
+/// From the moment there is something to drain.
+void count_signals() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { ++signals; };
+  for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
+}
+
+int run(int argc, char** argv) {
+  using namespace std::chrono_literals;
+  ServeOptions options;
+  if (const auto status = parse_serve_options(argc, argv, options)) return *status;
+  catch_interrupts();
+  std::optional<Session> session;  // outlives the server
+  Server server(options);
+  {
+    TerminalWatch watch(options.quiet);
+    session.emplace(options.session, &watch);
+    watch.clear();
+    session->stream().set_watch(nullptr);
+  }
+  print_warnings(session->warnings());
+  server.begin(*session);
+  count_signals();
+  while (signals == 0 && !interrupted() && !server.failed()) std::this_thread::sleep_for(50ms);
+  std::thread draining([&] { server.drain(std::chrono::seconds(options.drain_s)); });
+  std::atomic<bool> ended = false;
+  std::thread hurrying([&] {
+    while (!ended) {
+      if (signals > 1) server.hurry();
+      std::this_thread::sleep_for(50ms);
+    }
+  });
+  draining.join();
+  ended = true;
+  hurrying.join();
+  return server.failed() ? kExitFailed : 0;
+}
+
+}  // namespace
+}  // namespace kvlm
+
+int main(int argc, char** argv) {
+  return kvlm::run_program("vlm-serve", [&] { return kvlm::run(argc, argv); });
+}
