@@ -410,8 +410,9 @@ std::shared_ptr<Server::Asked> Server::ask(const std::string& body, const std::s
   // What it needs, by headers alone.
   std::vector<PictureShape> shapes;
   for (const SentMedia& image : request.images) {
-    const ImageInfo info = probe_image(image.bytes, image.name);
-    shapes.push_back({info.height, info.width, image.name});
+    const std::string number = std::to_string(shapes.size() + 1);  // "image 1" in messages
+    const ImageInfo info = probe_image(image.bytes, number);
+    shapes.push_back({info.height, info.width, number});
   }
   SamplingRequest frames = options_.frames;
   if (request.frames.fps || request.frames.frames) frames = request.frames;
@@ -462,7 +463,7 @@ std::shared_ptr<Server::Asked> Server::ask(const std::string& body, const std::s
     made.messages = own->request.messages;
     for (SentMedia& image : own->request.images) {
       give_up_if_cancelled(&watch);
-      made.images.push_back(decode_image(image.bytes, image.name));
+      made.images.push_back(decode_image(image.bytes, std::to_string(made.images.size() + 1)));
       image.bytes = {};
     }
     for (const OpenClip& clip : own->clips) {
