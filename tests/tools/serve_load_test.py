@@ -57,6 +57,7 @@ class Load(ServeCase):
                 return server.ask(body[: len(body) // 2])[0] == 400
             return server.text(self.kinds[kind]) == alone[kind]
 
+        self.addCleanup(lambda: print(server.process.poll(), server.said()[-800:]))
         with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
             outcomes = list(pool.map(one, enumerate(plan)))
         self.assertEqual(outcomes.count(False), 0)

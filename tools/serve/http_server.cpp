@@ -255,7 +255,11 @@ BoundedStream& HttpServer::stream() noexcept { return *current; }
 
 int HttpServer::bind(const std::string& host, int port) {
   const int bound = port == 0 ? bind_to_any_port(host) : bind_to_port(host, port) ? port : -1;
-  if (bound > 0) return bound;
+  if (bound > 0) {
+    // httplib asks for 5 connections that wait to be accepted; more are reset in a rush.
+    ::listen(svr_sock_, SOMAXCONN);
+    return bound;
+  }
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("{}:{} cannot be listened on: {}; give another --host or --port",
                           printable(host), port, std::strerror(errno)));
