@@ -5,11 +5,15 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/kvlm)
 set(data_dir ${CMAKE_INSTALL_DATADIR}/kvlm)
 
 if(TARGET vlm-run)
-  install(TARGETS vlm-run vlm-kv vlm-bench)
+  set(programs vlm-run vlm-kv vlm-bench)
+  if(TARGET vlm-serve)
+    list(APPEND programs vlm-serve)
+  endif()
+  install(TARGETS ${programs})
   install(DIRECTORY tools/pocket/pocket-llava tools/pocket/pocket-internvl tools/pocket/pocket-qwen
     tools/pocket/heldout DESTINATION ${data_dir}/pocket)
   install(FILES tools/kv/pictures.py tools/kv/plot.py tools/kv/plot_data.py tools/kv/plot_values.py DESTINATION ${data_dir}/kv)
-  foreach(program vlm-run vlm-kv vlm-bench)  # found by the name of the command
+  foreach(program ${programs})  # found by the name of the command
     install(FILES tools/completion/kvlm.bash RENAME ${program}
       DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
     install(FILES tools/completion/kvlm.fish RENAME ${program}.fish

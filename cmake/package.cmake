@@ -6,7 +6,7 @@ set(CPACK_PACKAGE_VENDOR "The kvlm authors")
 set(CPACK_PACKAGE_CONTACT "The kvlm authors <kvlm@localhost>")  # Debian's format wants an address
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "vision-language models with a key/value cache that can be exchanged")
 set(CPACK_PACKAGE_DESCRIPTION "vlm-run captions images and answers questions about images and videos, vlm-kv compares cache
-policies and vlm-bench measures speed. Three small models are included. Checkpoints from Hugging Face
+policies, vlm-bench measures speed and vlm-serve answers over HTTP. Three small models are included. Checkpoints from Hugging Face
 are read as they are. The package also holds the C++ library, its headers and its CMake package.")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)

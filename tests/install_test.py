@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = Path(os.environ.get("KVLM_BUILD", ROOT / "build/release"))
-PROGRAMS = ("vlm-run", "vlm-kv", "vlm-bench")
+PROGRAMS = ("vlm-run", "vlm-kv", "vlm-bench", "vlm-serve")
 SCENE = "pocket/heldout/scenes/scene_000.png"
 TIMEOUT_S = 170
 

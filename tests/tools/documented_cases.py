@@ -440,6 +440,11 @@ def _small_bench(command):
     return case
 
 
+def _served(command):
+    """A server, told to end once it listens."""
+    return Case(command, [reports("/v1  ")], {command: f"timeout --preserve-status -s TERM 4 {command} --port 0 -t 1"})
+
+
 # (pattern of the whole command, what makes a Case or a reason of it); the first that matches.
 RULES = [
     (r"vlm-kv list --markdown options > docs/policy-options\.md", lambda command: Case(command, [prints_page("docs/policy-options.md")])),
@@ -451,6 +456,7 @@ RULES = [
     (r"docker .*", _elsewhere("needs Docker")),
     (r"srun .*", _elsewhere("needs Slurm; eval_shards_test.py sets its variables")),
     (r"mpirun .*", _elsewhere("needs Open MPI; vlm_run_shard_test.py and eval_shards_test.py set its variables")),
+    (r"vlm-serve( .*)?", _served),
     (r"vlm-(run|bench) .*--device cuda\b.*", _on_a_gpu),
     (r"vlm-bench (latency|kernels|throughput) .*", _small_bench),
     (r"venv/bin/python tools/golden/export\.py.*", _elsewhere(_TORCH)),
@@ -492,6 +498,14 @@ OPTIONS = [
     Case("vlm-run --version", [prints("kvlm ", "commit", "CPU target")]),
     Case("vlm-kv --version", [prints("kvlm ")]),
     Case("vlm-bench --version", [prints("kvlm ")]),
+    Case("vlm-serve --version", [prints("kvlm ")]),
+    Case("vlm-serve --help", [prints("Options:", "Examples:")]),
+    _served("vlm-serve -m pocket --name mine --host 0.0.0.0 --no-key --kv kivi --kv-profile pocket.profile.json --request-kv aliases "
+            "--max-batch 4 --max-queue 9 --max-prompt 700 --max-answer 64 --decode-share 0.1 --media-root . --max-body 1MB --max-images 2 "
+            "--connections 8 --drain 1 --log-json --device cpu --dtype f32 --image-backend pil --image-aspect pad --fps 1"),
+    _served("vlm-serve -m pocket-qwen --quiet --frames 4 --weights int8 --activations 16 --min-pixels 3136 --max-pixels 50176"),
+    _served("vlm-serve -m pocket-internvl --tiles 2 --alias small=kivi"),
+    Case("vlm-serve --port 0 --lora nowhere", [complains("nowhere/adapter_config.json")], status=1),
     Case("vlm-kv --help", [prints("Subcommands:")]),
     Case("vlm-bench --help", [prints("Subcommands:")]),
     *(Case(f"{name} --help", [prints("Options:", "--")])

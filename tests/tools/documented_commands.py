@@ -3,12 +3,12 @@
 import re
 import subprocess
 
-PROGRAMS = ("vlm-run", "vlm-kv", "vlm-bench")
+PROGRAMS = ("vlm-run", "vlm-kv", "vlm-bench", "vlm-serve")
 
 # First words of a command; a path before a name of ours does not matter.
 STARTS = re.compile(
     r"(?:[A-Z_]+=\S* +)*"  # variables
-    r"(?:(?:\S*/)?(?:vlm-run|vlm-kv|vlm-bench|[a-z_]+_tests|[a-z_]+_fuzz)"
+    r"(?:(?:\S*/)?(?:vlm-run|vlm-kv|vlm-bench|vlm-serve|[a-z_]+_tests|[a-z_]+_fuzz)"
     r"|(?:\S+/)?[a-z_0-9]+\.(?:sh|py)|(?:\S*/)?python3?|(?:\S*/)?pip|cmake|ctest|cpack|ninja|llama-bench|hf|mpirun|srun"
     r"|apt-get|debootstrap|docker|xargs|for)"
     r"(?= |$)")

@@ -78,6 +78,7 @@ class Workshop:
                                     for record in records))
         write(folder / "captions.jsonl", first_records("captions", 1))
         write(folder / "in.jsonl", first_records("captions", 2))
+        (folder / "keys.txt").write_text("me secret\n")
         (folder / "videos.jsonl").write_text('{"id": 1, "video": "a.mp4"}\n')
         for name in ("captions", "documents", "questions", "clips"):
             write(folder / f"few/{name}.jsonl", first_records(name, 3))
@@ -125,9 +126,11 @@ def names(command):
         words = shlex.split(part)
         while words and re.match(r"[A-Z_]+=", words[0]):
             words = words[1:]
+        if words[:1] == ["timeout"]:
+            words = words[5:]  # of documented_cases.py's _served()
         program = Path(words[0]).name if words else ""
         if program in commands.PROGRAMS:
-            has_subcommand = program != "vlm-run" and len(words) > 1 and not words[1].startswith("-")
+            has_subcommand = program not in ("vlm-run", "vlm-serve") and len(words) > 1 and not words[1].startswith("-")
             yield program, words[1] if has_subcommand else "", words[1:]
 
 

@@ -2,13 +2,14 @@
 
 import concurrent.futures
 import json
+import re
 import signal
 import socket
 import subprocess
 import time
 import unittest
 
-from serve_case import BUILD, CHAT, HELDOUT, QUESTION, SERVE, Server, ServeCase, image_part, question, scene, vlm_run
+from serve_case import BUILD, CHAT, HELDOUT, QUESTION, ROOT, SERVE, Server, ServeCase, image_part, question, scene, vlm_run
 
 
 class Chat(ServeCase):
@@ -121,6 +122,27 @@ class Chat(ServeCase):
         self.server.wait_until(lambda: self.server.metric("kvlm_cache_reserved_bytes") == 0)
         self.assertGreater(self.server.metric("kvlm_cancelled_total"), before)
         self.server.text(question(image=scene(9), max_tokens=2))
+
+
+class Page(ServeCase):
+    """docs/serve.md: the commands that it shows, to this server's port."""
+
+    ARGUMENTS = ("--alias", "small=kivi")
+
+    def test_curl_commands(self):
+        text = (ROOT / "docs/serve.md").read_text()
+        commands = re.findall(r"^    (curl (?:[^\n]|\n      )*)", text, re.MULTILINE)
+        self.assertEqual(len(commands), 2)
+        for command in commands:
+            done = subprocess.run(["bash", "-c", command.replace(":8080", f":{self.server.port}")], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertNotIn("error", json.loads(done.stdout), done.stdout)
+
+    def test_codes_are_those_of_the_page(self):
+        page = (ROOT / "docs/serve.md").read_text().split("## Errors")[1].split("## ")[0]
+        sources = "".join(path.read_text() for path in (ROOT / "tools/serve").glob("*.cpp"))
+        codes = set(re.findall(r"\b[45]\d\d,\s*\"([a-z_]+)\"", sources)) | {"device_lost", "draining"}
+        self.assertEqual(codes - set(re.findall(r"`([a-z_]+)`", page)), set())
 
 
 class Files(ServeCase):

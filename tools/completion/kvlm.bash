@@ -1,4 +1,4 @@
-# bash completion of vlm-run, vlm-kv and vlm-bench, also for zsh (autoload -U bashcompinit; bashcompinit; source it) and
+# bash completion of the programs, also for zsh (autoload -U bashcompinit; bashcompinit; source it) and
 # kvlm.fish. Subcommands, options and policies are what the programs themselves list, so this file knows only which options
 # take which kind of value.
 
@@ -84,6 +84,7 @@ __kvlm() {
     return
   fi
   case $previous in
+    --request-kv) __kvlm_words any aliases ;;
     --style) __kvlm_words screen paper ;;
     --device) __kvlm_words auto cpu cuda cuda:0 ;;
     --dtype) __kvlm_words auto f32 f16 bf16 ;;
@@ -97,7 +98,7 @@ __kvlm() {
       __kvlm_files
       __kvlm_reply < <(compgen -W "pocket pocket-llava pocket-internvl pocket-qwen" -- "$current")
       ;;
-    --image | --video | --batch | --out | --data | --plot | --kv-profile | --lora | --save-weights) __kvlm_files ;;
+    --image | --video | --batch | --out | --data | --plot | --kv-profile | --lora | --save-weights | --media-root | --api-key-file) __kvlm_files ;;
     *)
       if [[ $current == -* ]]; then
         __kvlm_words "$(__kvlm_options "$program" ${subcommand:+"$subcommand"})"
@@ -133,8 +134,8 @@ __kvlm_whole() {
   for ((i = 0; i < ${#COMPREPLY[@]}; ++i)); do COMPREPLY[i]=$parted${COMPREPLY[i]}; done
 }
 
-complete -F __kvlm vlm-run vlm-kv vlm-bench
+complete -F __kvlm vlm-run vlm-kv vlm-bench vlm-serve
 if [[ ${ZSH_VERSION-} ]]; then
   __kvlm_zsh() { __kvlm_whole "${COMP_WORDS[@]:0:$((COMP_CWORD + 1))}"; }
-  complete -o nospace -F __kvlm_zsh vlm-run vlm-kv vlm-bench
+  complete -o nospace -F __kvlm_zsh vlm-run vlm-kv vlm-bench vlm-serve
 fi

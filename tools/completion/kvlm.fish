@@ -1,4 +1,4 @@
-# fish completion of vlm-run, vlm-kv and vlm-bench: what kvlm.bash offers, so it needs bash.
+# fish completion of vlm-run, vlm-kv, vlm-bench and vlm-serve: what kvlm.bash offers, so it needs bash.
 set -g __kvlm_bash (path filter (status dirname)/kvlm.bash (status dirname)/../../bash-completion/completions/vlm-run)[1]
 
 function __kvlm_fish
@@ -9,4 +9,4 @@ function __kvlm_fish
         done' $__kvlm_bash (commandline -opc) (commandline -ct)
 end
 
-complete -c vlm-run -c vlm-kv -c vlm-bench -f -a '(__kvlm_fish)'
+complete -c vlm-run -c vlm-kv -c vlm-bench -c vlm-serve -f -a '(__kvlm_fish)'

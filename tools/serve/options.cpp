@@ -19,6 +19,8 @@
 #include "tools/common/visual_options.h"
 #include "tools/common/weight_options.h"
 
+// The command line of vlm-serve: what is said of models, limits and keys is checked before anything
+// is loaded.
 namespace kvlm {
 
 namespace {
@@ -26,7 +28,7 @@ namespace {
 constexpr const char* kExamples =
     "Examples:\n"
     "  vlm-serve -m pocket\n"
-    "  vlm-serve -m Qwen/Qwen2.5-VL-7B-Instruct --kv kivi,residual=32 --kv-memory 8GB\n"
+    "  vlm-serve -m Qwen/Qwen2.5-VL-3B-Instruct --kv kivi,residual=32 --kv-memory 8GB\n"
     "  vlm-serve -m pocket --alias plain=f16 --alias small=kivi\n"
     "  vlm-serve -m pocket --host 0.0.0.0 --api-key-file keys.txt\n\n";
 
@@ -101,7 +103,7 @@ std::optional<int> parse_serve_options(int argc, char** argv, ServeOptions& opti
   app.add_option("--kv", session.kv, "Cache policy of requests that name none, or @FILE.json")
       ->capture_default_str();
   app.add_option("--alias", aliases,
-                 "NAME=SPEC: a model name that stands for this cache policy; "
+                 "NAME=SPEC: a further model name, with this cache policy; "
                  "repeatable");
   app.add_option("--kv-profile", session.kv_profile, "File that vlm-kv profile measured");
   app.add_option("--request-kv", request_kv,
