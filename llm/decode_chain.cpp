@@ -57,7 +57,57 @@ std::optional<char> byte_of_fallback(std::string_view token) {
   return static_cast<char>(value);
 }
 
+std::string replaced(const std::string& text, std::string_view from, std::string_view to) {
+  if (from.empty()) return text;
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const bool here = std::string_view(text).substr(at).starts_with(from);
+    out += here ? to : std::string_view(text).substr(at, 1);
+    at += here ? from.size() : 1;
+  }
+  return out;
+}
+
+/// The bytes that a token of the byte-level alphabet stands for; one with another character is as
+/// it is.
+std::string byte_level_bytes(std::string token) {
+  std::string bytes;
+  for (size_t at = 0; at < token.size();) {
+    const Utf8Step step = utf8_step(token, at);
+    const bool known = step.valid && step.value < kByteLevelBytes.size();
+    if (!known || kByteLevelBytes[step.value] < 0) return token;
+    bytes.push_back(static_cast<char>(kByteLevelBytes[step.value]));
+    at += step.bytes;
+  }
+  return bytes;
+}
+
 }  // namespace
+
+std::string bytes_of_token(const std::vector<DecodeStep>& steps, std::string_view token) {
+  std::string bytes(token);
+  for (const DecodeStep& step : steps) {
+    switch (step.kind) {
+      case DecodeStep::Kind::kReplace:
+        bytes = replaced(bytes, step.from, step.to);
+        break;
+      case DecodeStep::Kind::kMetaspace:
+        bytes = replaced(bytes, step.from, " ");
+        break;
+      case DecodeStep::Kind::kByteFallback:
+        if (const auto byte = byte_of_fallback(bytes)) return {*byte};
+        break;
+      case DecodeStep::Kind::kByteLevel:
+        bytes = byte_level_bytes(std::move(bytes));
+        break;
+      case DecodeStep::Kind::kFuse:
+      case DecodeStep::Kind::kStrip:
+      case DecodeStep::Kind::kJoinSpaces:
+        break;  // of a token's neighbours
+    }
+  }
+  return bytes;
+}
 
 char32_t byte_level_char(unsigned char byte) { return kByteLevelChars[byte]; }
 

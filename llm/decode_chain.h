@@ -54,6 +54,9 @@ class DecodeChain {
   std::vector<std::unique_ptr<Stage>> stages_;  // in order; each writes to the one after
 };
 
+/// The bytes that a token adds to a text in whose middle it is; they may be a part of a character.
+std::string bytes_of_token(const std::vector<DecodeStep>& steps, std::string_view token);
+
 /// The byte-level alphabet (GPT-2's bytes_to_unicode): the printable character that stands for a
 /// byte.
 char32_t byte_level_char(unsigned char byte);

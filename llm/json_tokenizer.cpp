@@ -583,6 +583,10 @@ class JsonTokenizer final : public Tokenizer {
     const std::string* token = shown_token(id, false);
     return token != nullptr ? *token : "";
   }
+  std::string bytes_of(int32_t id) const override {
+    const std::string* token = shown_token(id, false);
+    return token != nullptr ? bytes_of_token(decoder_, *token) : "";
+  }
   std::optional<int32_t> bos_id() const noexcept override { return bos_id_; }
   std::optional<int32_t> eos_id() const noexcept override { return eos_id_; }
 

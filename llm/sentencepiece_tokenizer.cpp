@@ -8,6 +8,7 @@
 #include "kernels/base/printable.h"
 #include "llm/added_tokens.h"
 #include "llm/bpe.h"
+#include "llm/decode_chain.h"
 #include "llm/tokenizer.h"
 #include "llm/unicode.h"
 
@@ -198,6 +199,14 @@ class SentencepieceTokenizer final : public Tokenizer {
   std::string token_of(int32_t id) const override {
     if (const auto added = added_.find(id); added != added_.end()) return added->second.content;
     return id >= 0 && id < pieces_ ? processor_.IdToPiece(id) : "";
+  }
+  std::string bytes_of(int32_t id) const override {
+    const bool is_byte = id >= 0 && id < pieces_ && !added_.contains(id) && processor_.IsByte(id);
+    return bytes_of_token(
+        {{.kind = is_byte ? DecodeStep::Kind::kByteFallback : DecodeStep::Kind::kMetaspace,
+          .from = added_.contains(id) ? "" : std::string(kSpace),
+          .to = ""}},
+        token_of(id));
   }
   std::optional<int32_t> bos_id() const noexcept override { return bos_id_; }
   std::optional<int32_t> eos_id() const noexcept override { return eos_id_; }

@@ -54,6 +54,9 @@ class Tokenizer {
   virtual std::optional<int32_t> id_of(std::string_view token) const = 0;
   /// The token's own string ("▁the", "<0x0A>"); "" outside the vocabulary.
   virtual std::string token_of(int32_t id) const = 0;
+  /// The bytes that a token adds to a text in whose middle it is, maybe a part of a character;
+  /// "" outside the vocabulary.
+  virtual std::string bytes_of(int32_t id) const = 0;
   virtual std::optional<int32_t> bos_id() const noexcept = 0;
   virtual std::optional<int32_t> eos_id() const noexcept = 0;
 };

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cmath>
 #include <cstring>
 #include <exception>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -101,6 +103,27 @@ bool can_continue(const Prompt& prompt, const std::vector<int32_t>& cached,
          std::all_of(rest, prompt.modality.end(), [](int16_t tag) { return tag == kTextRow; });
 }
 
+/// The log probability of a token, and those of the `most` likeliest.
+TokenLogprobs logprobs_of(std::span<const float> logits, int32_t token, int most) {
+  const float top = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit - top));
+  const auto total = static_cast<float>(static_cast<double>(top) + std::log(sum));
+  TokenLogprobs found{logits[static_cast<size_t>(token)] - total, {}};
+  std::vector<int32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto end = order.begin() + std::min<std::ptrdiff_t>(most, std::ssize(order));
+  std::partial_sort(order.begin(), end, order.end(), [&](int32_t a, int32_t b) {
+    const float left = logits[static_cast<size_t>(a)];
+    const float right = logits[static_cast<size_t>(b)];
+    return left > right || (left == right && a < b);
+  });
+  for (auto id = order.begin(); id != end; ++id) {
+    found.top.emplace_back(*id, logits[static_cast<size_t>(*id)] - total);
+  }
+  return found;
+}
+
 /// Whoever follows, but for how far it is.
 class QuietWatch : public Watch {
  public:
@@ -143,6 +166,8 @@ struct Generator::Sequence {
   std::optional<StreamDecoder> text_of;
   std::optional<TextGate> gate;
   std::vector<int32_t> tokens;
+  std::vector<float> logits;  // (vocab,) of the next token, where logprobs are asked for
+  std::vector<TokenLogprobs> logprobs;
   size_t delivered = 0;  // tokens already turned into text
   std::string text;
   int32_t position_shift = 0;  // the position after the prompt minus its rows (M-RoPE)
@@ -187,6 +212,7 @@ void Generator::begin(Sequence& sequence, int context) {
   sequence.gate.emplace(sequence.request.stop);
   sequence.tokens.clear();
   sequence.tokens.reserve(static_cast<size_t>(sequence.max_tokens));
+  sequence.logprobs.clear();
   sequence.delivered = 0;
   sequence.text.clear();
   sequence.done = sequence.flushed = false;
@@ -263,6 +289,7 @@ void Generator::prefill(Sequence& sequence, int64_t first, PreparedRequest* next
       sequence.prompt.next_position - static_cast<int32_t>(sequence.prompt.ids.size());
 
   const TensorView last = logits.slice(logits.shape()[0] - 1, 1);
+  keep_logits(sequence, last);
   sequence.sampler->restrict(last, *stream_);
   const RowSampling sampling = sequence.sampler->next(*stream_);
   int32_t token = kNoToken;
@@ -412,9 +439,18 @@ void Generator::forget(Sequence& sequence) noexcept {
   sequence.cached_positions.clear();
 }
 
+void Generator::keep_logits(Sequence& sequence, TensorView row) {
+  if (!sequence.request.top_logprobs) return;
+  sequence.logits.resize(static_cast<size_t>(model_->decoder().vocab_size()));
+  copy(TensorView(sequence.logits.data(), DType::kF32, row.shape()), row, *stream_);
+}
+
 void Generator::accept(Sequence& sequence, int32_t token) {
   sequence.sampler->accept(token);
   sequence.tokens.push_back(token);
+  if (const auto most = sequence.request.top_logprobs) {
+    sequence.logprobs.push_back(logprobs_of(sequence.logits, token, *most));
+  }
   const std::vector<int32_t>& eos = model_->defaults().eos_ids;
   if (!sequence.request.ignore_eos && std::find(eos.begin(), eos.end(), token) != eos.end()) {
     sequence.done = true;
@@ -449,6 +485,7 @@ void Generator::step() {
     const TensorView logits =
         model_->decoder().forward({rows_, positions_, embeddings}, *cache_, *stream_, {});
     for (size_t i = 0; i < stepping_.size(); ++i) {
+      keep_logits(*stepping_[i], logits.slice(static_cast<int64_t>(i), 1));
       stepping_[i]->sampler->restrict(logits.slice(static_cast<int64_t>(i), 1), *stream_);
       sampling_.push_back(stepping_[i]->sampler->next(*stream_));
     }
@@ -511,11 +548,15 @@ void Generator::cancel(int key) {
   deliver();
 }
 
+std::span<const int32_t> Generator::tokens(int key) const { return at(key).tokens; }
+std::span<const TokenLogprobs> Generator::logprobs(int key) const { return at(key).logprobs; }
+
 GenerationResult Generator::result(int key) const {
   const Sequence& sequence = at(key);
   GenerationResult result;
   result.text = sequence.text;
   result.tokens = sequence.tokens;
+  result.logprobs = sequence.logprobs;
   result.finish_reason = sequence.finish_reason;
   result.prompt_tokens = static_cast<int>(sequence.prompt.ids.size());
   result.visual_tokens = sequence.visual_tokens;

@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kvcache/kv_cache.h"
@@ -23,11 +25,19 @@ struct Timings {
   double decode_ms = 0;   ///< from the first token to the last
 };
 
+/// Natural logarithms of a token's probability by the model's own logits, before rules, penalty and
+/// temperature.
+struct TokenLogprobs {
+  float logprob = 0;                           ///< of the token that was chosen
+  std::vector<std::pair<int32_t, float>> top;  ///< of the likeliest, the first of equals first
+};
+
 struct GenerationResult {
   std::string text;
-  std::vector<int32_t> tokens;  ///< generated ids, the final eos included
-  std::string finish_reason;    ///< "stop", "length" or "cancelled"
-  int prompt_tokens = 0;        ///< visual tokens included
+  std::vector<int32_t> tokens;          ///< generated ids, the final eos included
+  std::vector<TokenLogprobs> logprobs;  ///< of `tokens`; empty unless asked for
+  std::string finish_reason;            ///< "stop", "length" or "cancelled"
+  int prompt_tokens = 0;                ///< visual tokens included
   int visual_tokens = 0;
   Timings timings;
   CacheReport cache;
@@ -80,6 +90,9 @@ class Generator {
   bool finished(int key) const noexcept;
   /// Ends a sequence early with finish_reason "cancelled".
   void cancel(int key);
+  /// Ids and logprobs so far.
+  std::span<const int32_t> tokens(int key) const;
+  std::span<const TokenLogprobs> logprobs(int key) const;
   /// The result so far; the sequence stays for resume().
   GenerationResult result(int key) const;
   /// The result; the sequence's memory is free for others.
@@ -111,6 +124,8 @@ class Generator {
   void give_back_prompt() noexcept;
   void forget(Sequence& sequence) noexcept;
   static void end_unanswered(Sequence& sequence);
+  /// Keeps what the logits (1, vocab) of a sequence's next token say, if that was asked for.
+  void keep_logits(Sequence& sequence, TensorView row);
   void accept(Sequence& sequence, int32_t token);
   /// Where a sequence stands from now on.
   int keep(std::unique_ptr<Sequence> sequence);

@@ -21,6 +21,8 @@ struct GenerationRequest {
   int max_tokens = 128;
   std::vector<std::string> stop;  ///< texts that end the generation and are not returned
   bool ignore_eos = false;        ///< go on to max_tokens; for measuring
+  /// Each token's log probability, and so many of the likeliest tokens', are in the result.
+  std::optional<int> top_logprobs = std::nullopt;
 };
 
 /// A request with everything done that needs neither a device nor a cache.

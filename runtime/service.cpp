@@ -60,7 +60,8 @@ struct Ticket::Bell {
 Ticket::News Ticket::wait(std::chrono::milliseconds most) {
   std::unique_lock lock(mutex_);
   news_.wait_for(lock, most, [&] { return done_ || !text_.empty(); });
-  return {std::exchange(text_, {}), admitted_, done_};
+  return {std::exchange(text_, {}), std::exchange(tokens_, {}), std::exchange(logprobs_, {}),
+          admitted_, done_};
 }
 
 void Ticket::cancel() noexcept {
@@ -82,6 +83,12 @@ void Ticket::append(std::string_view text) {
   const std::scoped_lock lock(mutex_);
   text_ += text;
   news_.notify_all();
+}
+
+void Ticket::append(std::span<const int32_t> tokens, std::span<const TokenLogprobs> logprobs) {
+  const std::scoped_lock lock(mutex_);
+  tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+  logprobs_.insert(logprobs_.end(), logprobs.begin(), logprobs.end());
 }
 
 void Ticket::finish(GenerationResult result, std::exception_ptr failure) {
@@ -330,9 +337,18 @@ void Service::step() {
   if (failure && is_device_failure(failure)) std::rethrow_exception(failure);
 }
 
+void Service::pass_logprobs(Running& entry) {
+  const std::span all = entry.policy->generator->logprobs(entry.key);
+  if (all.size() == entry.logprobs) return;
+  entry.ticket->append(entry.policy->generator->tokens(entry.key).subspan(entry.logprobs),
+                       all.subspan(entry.logprobs));
+  entry.logprobs = all.size();
+}
+
 /// Answers that are complete go to their tickets; `failure` is why a step has failed, or null.
 void Service::collect(const std::exception_ptr& failure) {
   std::erase_if(running_, [&](Running& entry) {
+    pass_logprobs(entry);
     if (!entry.policy->generator->finished(entry.key)) return false;
     GenerationResult result = entry.policy->generator->take(entry.key);
     --entry.policy->running;

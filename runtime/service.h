@@ -52,6 +52,8 @@ class Ticket {
   /// What became of a request since the last call.
   struct News {
     std::string text;
+    std::vector<int32_t> tokens;  ///< of a request with logprobs
+    std::vector<TokenLogprobs> logprobs;
     bool admitted = false;  ///< it has left the queue, now or earlier
     bool done = false;      ///< the last news
   };
@@ -75,6 +77,7 @@ class Ticket {
   Ticket(ServiceJob job, std::shared_ptr<Bell> bell)
       : job_(std::move(job)), bell_(std::move(bell)) {}
   void append(std::string_view text);
+  void append(std::span<const int32_t> tokens, std::span<const TokenLogprobs> logprobs);
   void finish(GenerationResult result, std::exception_ptr failure);
   /// A cancellation is a result.
   void fail(const std::exception_ptr& failure);
@@ -92,6 +95,8 @@ class Ticket {
   std::condition_variable news_;
   std::atomic<bool> cancelled_ = false;
   std::string text_;
+  std::vector<int32_t> tokens_;
+  std::vector<TokenLogprobs> logprobs_;
   bool admitted_ = false;
   bool done_ = false;
   GenerationResult result_;
@@ -165,6 +170,7 @@ class Service {
     std::shared_ptr<Ticket> ticket;
     Policy* policy;
     int key;
+    size_t logprobs = 0;  // of its tokens that its ticket has
   };
 
   void run();
@@ -176,6 +182,7 @@ class Service {
   void admit(const std::shared_ptr<Ticket>& ticket);
   void step();
   void collect(const std::exception_ptr& failure);
+  static void pass_logprobs(Running& entry);
   void drop_cancelled();
   void remove(const std::shared_ptr<Ticket>& ticket);
   void publish();

@@ -118,6 +118,28 @@ TEST_P(TokenizerGolden, StreamsWhatItDecodes) {
   }
 }
 
+/// Of a text without special tokens, but for the space that some put in front of it.
+TEST_P(TokenizerGolden, BytesOfTokensAreThoseOfTheText) {
+  if (GetParam() == std::string_view("no_decoder")) GTEST_SKIP() << "puts spaces between tokens";
+  const auto tokenizer = load(GetParam());
+  const json golden = json::parse(read_data(std::string(GetParam()) + ".golden.json"));
+  size_t compared = 0;
+  for (const json& entry : golden.at("cases")) {
+    const Ids ids = tokenizer->encode(entry.at("text").get<std::string>(),
+                                      {.add_special_tokens = false, .parse_special = false});
+    const std::string text = tokenizer->decode(ids, false);
+    const auto is_unknown = [&](int32_t id) { return tokenizer->token_of(id) == "<unk>"; };
+    if (std::ranges::any_of(ids, is_unknown)) continue;
+    std::string bytes;
+    for (const int32_t id : ids) bytes += tokenizer->bytes_of(id);
+    EXPECT_TRUE(bytes == text || bytes == " " + text) << entry << bytes;
+    ++compared;
+  }
+  EXPECT_GT(compared, 3u);
+  EXPECT_EQ(tokenizer->bytes_of(-1), "");
+  EXPECT_EQ(tokenizer->bytes_of(tokenizer->vocab_size()), "");
+}
+
 TEST_P(TokenizerGolden, NamesEveryToken) {
   const auto tokenizer = load(GetParam());
   ASSERT_GT(tokenizer->vocab_size(), 0);
@@ -567,6 +589,7 @@ class PlainTokenizer final : public Tokenizer {
   int32_t vocab_size() const noexcept override { return 256; }
   std::optional<int32_t> id_of(std::string_view) const override { return std::nullopt; }
   std::string token_of(int32_t) const override { return ""; }
+  std::string bytes_of(int32_t id) const override { return {static_cast<char>(id)}; }
   std::optional<int32_t> bos_id() const noexcept override { return std::nullopt; }
   std::optional<int32_t> eos_id() const noexcept override { return std::nullopt; }
 };

@@ -75,6 +75,47 @@ std::vector<GenerationRequest> eight_requests() {
   return requests;
 }
 
+/// Log probabilities are those of the recorded logits, and change no token.
+TEST(Generator, LogprobsAreOfTheModelsOwnLogits) {
+  const LoadedModel model = load();
+  for (const int most : {0, 3}) {
+    RecordingModel recording(*model);
+    const auto cache = model.cache("f16");
+    GenerationRequest request = golden_request("case0");
+    request.sampling.repetition_penalty = 1.4;
+    const GenerationResult plain = generate(recording, *cache, model.stream(), request);
+    EXPECT_TRUE(plain.logprobs.empty());
+    request.top_logprobs = most;
+    const auto other = model.cache("f16");
+    const GenerationResult result = generate(*model, *other, model.stream(), request);
+    ASSERT_EQ(result.tokens, plain.tokens);
+    ASSERT_EQ(result.logprobs.size(), result.tokens.size());
+    const auto passes = recording.passes();
+    for (size_t i = 0; i < result.tokens.size(); ++i) {
+      const std::vector<float>& logits = passes[i].logits;
+      const std::span last =
+          std::span(logits).last(static_cast<size_t>(model->decoder().vocab_size()));
+      double sum = 0;
+      for (const float logit : last) sum += std::exp(static_cast<double>(logit));
+      const auto expected = [&](int32_t id) {
+        return static_cast<double>(last[static_cast<size_t>(id)]) - std::log(sum);
+      };
+      EXPECT_NEAR(result.logprobs[i].logprob, expected(result.tokens[i]), 1e-5);
+      ASSERT_EQ(result.logprobs[i].top.size(), static_cast<size_t>(most));
+      float before = 0;
+      for (const auto& [id, logprob] : result.logprobs[i].top) {
+        EXPECT_NEAR(logprob, expected(id), 1e-5);
+        EXPECT_LE(logprob, before);
+        before = logprob;
+      }
+      if (most > 0) {
+        EXPECT_EQ(last[static_cast<size_t>(result.logprobs[i].top[0].first)],
+                  *std::max_element(last.begin(), last.end()));
+      }
+    }
+  }
+}
+
 struct Trace {
   std::vector<int32_t> tokens;
   std::string text;

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import math
 import re
 import signal
 import socket
@@ -93,6 +94,29 @@ class Chat(ServeCase):
         unseeded = self.server.answer(body | {"temperature": 1.5})
         again = self.server.answer(body | {"temperature": 1.5, "seed": unseeded["kvlm"]["seed"]})
         self.assertEqual(unseeded["choices"], again["choices"])
+
+    def test_logprobs(self):
+        body = question(image=scene(2), max_tokens=40, logprobs=True, top_logprobs=3)
+        for more in ({}, {"stop": ["objects: a"]}, {"temperature": 1, "seed": 3}, {"repetition_penalty": 1.5}):
+            answer = self.server.answer(body | more)["choices"][0]
+            entries = answer["logprobs"]["content"]
+            text = answer["message"]["content"]
+            joined = b"".join(bytes(entry["bytes"]) for entry in entries).decode()
+            self.assertTrue(joined == text or ("stop" in more and joined.startswith(text)), (joined, text))
+            for entry in entries:
+                top = entry["top_logprobs"]
+                self.assertEqual(len(top), 3)
+                self.assertEqual([row["logprob"] for row in top], sorted((row["logprob"] for row in top), reverse=True))
+                self.assertLessEqual(sum(math.exp(row["logprob"]) for row in top), 1 + 1e-5)
+                self.assertLessEqual(entry["logprob"], top[0]["logprob"])
+                if not more:  # greedy: the likeliest
+                    self.assertEqual(entry["logprob"], top[0]["logprob"])
+            events, _ = self.server.events(body | more)
+            streamed = [entry for event in events if (of := event["choices"][0]["logprobs"]) for entry in of["content"]]
+            self.assertEqual(streamed, entries)
+        self.assertEqual(self.server.answer(body | {"logprobs": False, "top_logprobs": 0})["choices"][0]["logprobs"], None)
+        plain = self.server.answer(body | {"top_logprobs": 0})["choices"][0]["logprobs"]["content"]
+        self.assertTrue(plain and all(entry["top_logprobs"] == [] for entry in plain))
 
     def test_what_is_not_followed_is_told(self):
         body = question(image=scene(8), max_tokens=4, user="me", seed=None, chat_template_kwargs={"a": 1}, foo=2)

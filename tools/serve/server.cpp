@@ -83,9 +83,17 @@ struct Server::Asked {
   int context = 0;
   Clock::time_point start = Clock::now();
   std::shared_ptr<Ticket> ticket;
-  // Of a stream.
-  bool begun = false;
-  std::string text;
+  // What came of its answer: the text that is not written yet, and all of it.
+  std::string text, whole;
+  std::optional<LogprobList> logprobs;
+
+  /// Whether the answer is complete.
+  bool take(const Ticket::News& news) {
+    text += news.text;
+    whole += news.text;
+    logprobs->add(news.tokens, news.logprobs);
+    return news.done;
+  }
 
   ~Asked() {
     if (ticket) ticket->cancel();
@@ -440,6 +448,7 @@ std::shared_ptr<Server::Asked> Server::ask(const std::string& body, const std::s
                  static_cast<int>(outline.rows) + most};
 
   asked->client = client;
+  asked->logprobs.emplace(model, request.top_logprobs.has_value());
   asked->facts.id = reply_id();
   asked->facts.created = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
   asked->facts.model = request.model.empty() ? options_.name : request.model;
@@ -474,6 +483,7 @@ std::shared_ptr<Server::Asked> Server::ask(const std::string& body, const std::s
     made.sampling = sampling_of(own->request, of, own->facts.seed.value_or(0));
     made.max_tokens = own->facts.max_tokens;
     made.stop = own->request.stop;
+    made.top_logprobs = own->request.top_logprobs;
     return prepare_request(of, std::move(made), own->context, &watch);
   };
   try {
@@ -527,10 +537,7 @@ void Server::finish(const Asked& asked, int status) {
 
 void Server::reply_whole(Exchange& exchange, const std::shared_ptr<Asked>& asked) {
   Ticket& ticket = *asked->ticket;
-  std::string text;
-  while (true) {
-    const Ticket::News news = ticket.wait(kLook);
-    if (news.done) break;
+  while (!asked->take(ticket.wait(kLook))) {
     if (HttpServer::stream().has_gone()) {
       ticket.cancel();
       metrics_.cancelled();
@@ -545,8 +552,10 @@ void Server::reply_whole(Exchange& exchange, const std::shared_ptr<Asked>& asked
     if (result.finish_reason == "cancelled") {
       throw ApiError(503, "draining", "the server has ended before the answer; ask another one");
     }
-    exchange.response.set_content(line_of(reply_json(asked->facts, result, ticket.queue_ms())),
-                                  kJson);
+    exchange.response.set_content(
+        line_of(reply_json(asked->facts, result, asked->logprobs->take(asked->whole),
+                           ticket.queue_ms())),
+        kJson);
     finish(*asked, 200);
   } catch (...) {
     const ApiError error = api_error_of(std::current_exception());
@@ -559,15 +568,14 @@ void Server::reply_stream(Exchange& exchange, const std::shared_ptr<Asked>& aske
   // The status stands once the first token does, or after some silence.
   const Clock::time_point end = Clock::now() + kSilence;
   while (Clock::now() < end) {
-    const Ticket::News news = asked->ticket->wait(kLook);
-    asked->text += news.text;
-    if (news.done) {
+    const bool done = asked->take(asked->ticket->wait(kLook));
+    if (done) {
       const GenerationResult& result = asked->ticket->result();
       if (result.finish_reason == "cancelled") {
         throw ApiError(503, "draining", "the server has ended before the answer; ask another one");
       }
     }
-    if (news.done || !asked->text.empty() || HttpServer::stream().has_gone()) break;
+    if (done || !asked->text.empty() || HttpServer::stream().has_gone()) break;
   }
   exchange.response.set_header("Cache-Control", "no-store");
   exchange.response.set_chunked_content_provider(
@@ -589,29 +597,32 @@ bool Server::stream_on(const std::shared_ptr<Asked>& asked, httplib::DataSink& s
     finish(*asked, 499);
     return false;
   };
+  const auto next_text = [&] {
+    Json logprobs = asked->logprobs->take(asked->whole);
+    return text_event(asked->facts, usage, std::exchange(asked->text, {}), std::move(logprobs));
+  };
   if (!write(first_event(asked->facts, usage))) return gone();
   Clock::time_point told = Clock::now();
   while (true) {
     if (!asked->text.empty()) {
-      if (!write(text_event(asked->facts, usage, std::exchange(asked->text, {})))) return gone();
+      if (!write(next_text())) return gone();
       told = Clock::now();
     }
-    const Ticket::News news = asked->ticket->wait(kLook);
-    asked->text += news.text;
-    if (news.done) break;
+    if (asked->take(asked->ticket->wait(kLook))) break;
     if (HttpServer::stream().has_gone()) return gone();
     if (Clock::now() - told > kSilence) {
       if (!write(": waiting\n\n")) return gone();
       told = Clock::now();
     }
   }
-  if (!asked->text.empty()) write(text_event(asked->facts, usage, asked->text));
+  if (!asked->text.empty()) write(next_text());
   try {
     const GenerationResult& result = asked->ticket->result();
     if (result.finish_reason == "cancelled") {
       throw ApiError(503, "draining", "the server has ended before the answer; ask another one");
     }
-    write(last_event(asked->facts, usage, result.finish_reason));
+    write(
+        last_event(asked->facts, usage, result.finish_reason, asked->logprobs->take(asked->whole)));
     if (usage) write(usage_event(asked->facts, result, asked->ticket->queue_ms()));
     write(kDoneEvent);
     finish(*asked, 200);
