@@ -29,6 +29,8 @@ namespace kvlm {
 namespace {
 
 thread_local BoundedStream* current = nullptr;
+/// Of the thread that turns away.
+thread_local bool turns_away = false;
 
 /// Milliseconds from now, at least 0.
 int milliseconds_until(std::chrono::steady_clock::time_point end) {
@@ -58,17 +60,20 @@ std::string refusal_reply(int status, const HttpLimits& limits) {
                           fmt::format("the body has more than {}; send smaller images",
                                       human_bytes(limits.body_bytes))},
                          "Payload Too Large");
+    case 429:
+      return plain_reply({429, "queue_full", "too many large requests are here; try again later"},
+                         "Too Many Requests");
     default:
       return plain_reply({408, "request_timeout", "the request came too slowly; send it again"},
                          "Request Timeout");
   }
 }
 
-/// Closes a connection so that a client that is still sending can read its answer.
-void close_gently(socket_t socket) {
+/// Closes a connection so that a client that is still sending can read its answer, within `time`.
+void close_gently(socket_t socket, std::chrono::milliseconds time) {
   shutdown(socket, SHUT_WR);
   constexpr size_t kMost = size_t{8} << 20;
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  const auto end = std::chrono::steady_clock::now() + time;
   char scrap[16384];
   for (size_t taken = 0; taken < kMost;) {
     pollfd poll_one{socket, POLLIN, 0};
@@ -80,38 +85,51 @@ void close_gently(socket_t socket) {
   close(socket);
 }
 
-/// A thread for each connection, up to a number of them; the others are told so by one more.
+/// A thread for each connection, up to a number of them, and one that turns the others away.
 class Connections final : public httplib::TaskQueue {
  public:
-  explicit Connections(size_t most) : most_(most) {}
+  explicit Connections(size_t most) : most_(most) {
+    threads_.emplace_back([this] {
+      turns_away = true;
+      run(surplus_);
+    });
+  }
 
   void enqueue(std::function<void()> task) override {
     const std::scoped_lock lock(mutex_);
-    tasks_.push_back(std::move(task));
-    if (idle_ < tasks_.size() && threads_.size() < most_) {
-      threads_.emplace_back([this] { run(); });
-    }
-    ready_.notify_one();
+    const bool more = taken_.idle <= taken_.tasks.size();  // than threads that wait
+    const bool full = more && threads_.size() > most_;
+    Queue& queue = full ? surplus_ : taken_;
+    queue.tasks.push_back(std::move(task));
+    if (more && !full) threads_.emplace_back([this] { run(taken_); });
+    queue.ready.notify_one();
   }
   void shutdown() override {
     {
       const std::scoped_lock lock(mutex_);
       ended_ = true;
-      ready_.notify_all();
+      taken_.ready.notify_all();
+      surplus_.ready.notify_all();
     }
     for (std::thread& thread : threads_) thread.join();
   }
 
  private:
-  void run() {
+  struct Queue {
+    std::condition_variable ready;
+    std::deque<std::function<void()>> tasks;
+    size_t idle = 0;  // threads
+  };
+
+  void run(Queue& queue) {
     std::unique_lock lock(mutex_);
     while (true) {
-      ++idle_;
-      ready_.wait(lock, [&] { return ended_ || !tasks_.empty(); });
-      --idle_;
-      if (tasks_.empty()) return;
-      const std::function<void()> task = std::move(tasks_.front());
-      tasks_.pop_front();
+      ++queue.idle;
+      queue.ready.wait(lock, [&] { return ended_ || !queue.tasks.empty(); });
+      --queue.idle;
+      if (queue.tasks.empty()) return;
+      const std::function<void()> task = std::move(queue.tasks.front());
+      queue.tasks.pop_front();
       lock.unlock();
       task();
       lock.lock();
@@ -120,17 +138,16 @@ class Connections final : public httplib::TaskQueue {
 
   size_t most_;
   std::mutex mutex_;
-  std::condition_variable ready_;
-  std::deque<std::function<void()>> tasks_;
+  Queue taken_, surplus_;
   std::list<std::thread> threads_;
-  size_t idle_ = 0;
   bool ended_ = false;
 };
 
 }  // namespace
 
-BoundedStream::BoundedStream(socket_t socket, const HttpLimits& limits)
-    : socket_(socket), limits_(limits) {}
+BoundedStream::BoundedStream(socket_t socket, const HttpLimits& limits,
+                             std::atomic<size_t>& all_bodies)
+    : socket_(socket), limits_(limits), all_bodies_(all_bodies) {}
 
 /// Waits for more from the client; false if there is none, or no more is read.
 bool BoundedStream::fill() {
@@ -153,7 +170,14 @@ bool BoundedStream::fill() {
   at_ = 0;
   const ssize_t count = recv(socket_, buffer_.data(), buffer_.size(), 0);
   buffer_.resize(static_cast<size_t>(std::max<ssize_t>(count, 0)));
-  if (in_body_) received_ += buffer_.size();
+  if (in_body_) {
+    received_ += buffer_.size();
+    held_ += buffer_.size();
+    if ((all_bodies_ += buffer_.size()) > limits_.all_bodies) {
+      refusal_ = 429;
+      return false;
+    }
+  }
   return count > 0;
 }
 
@@ -266,7 +290,15 @@ int HttpServer::bind(const std::string& host, int port) {
 }
 
 bool HttpServer::process_and_close_socket(socket_t socket) {
-  BoundedStream stream(socket, limits_);
+  BoundedStream stream(socket, limits_, all_bodies_);
+  if (turns_away) {
+    stream.reply(plain_reply(
+        {503, "too_many_connections",
+         fmt::format("{} connections are open already; try again later", limits_.connections)},
+        "Service Unavailable"));
+    close_gently(socket, std::chrono::milliseconds(20));
+    return false;
+  }
   current = &stream;
   bool closed = false;
   const bool answered = process_request(stream, /*close_connection=*/true, closed, nullptr);
@@ -274,7 +306,7 @@ bool HttpServer::process_and_close_socket(socket_t socket) {
     stream.reply(refusal_reply(stream.refusal(), limits_));
   }
   current = nullptr;
-  close_gently(socket);
+  close_gently(socket, std::chrono::seconds(1));
   return answered;
 }
 

@@ -19,12 +19,17 @@ struct HttpLimits {
   size_t body_rate = size_t{64} << 10;
   std::chrono::milliseconds write_time{30'000};  ///< in which a reader takes something
   size_t connections = 256;
+  size_t all_bodies = size_t{1} << 30;  ///< bytes of the bodies of all connections
 };
 
 /// A socket that reads no more than its limits, and knows whether its client is still there.
 class BoundedStream final : public httplib::Stream {
  public:
-  BoundedStream(socket_t socket, const HttpLimits& limits);
+  /// `all_bodies` is the sum of what all streams hold.
+  BoundedStream(socket_t socket, const HttpLimits& limits, std::atomic<size_t>& all_bodies);
+  ~BoundedStream() override { all_bodies_ -= held_; }
+  BoundedStream(const BoundedStream&) = delete;
+  BoundedStream& operator=(const BoundedStream&) = delete;
 
   bool is_readable() const override { return true; }
   bool is_writable() const override { return !has_gone(); }
@@ -36,7 +41,7 @@ class BoundedStream final : public httplib::Stream {
 
   /// Whether the client has closed its end, or cannot be reached.
   bool has_gone() const;
-  /// Why nothing more is read: 408, 413 or 431; 0 if it is.
+  /// Why nothing more is read: 408, 413, 429 or 431; 0 if it is.
   int refusal() const noexcept { return refusal_; }
   size_t written() const noexcept { return written_; }
   /// Writes all of it, whatever was refused.
@@ -58,6 +63,8 @@ class BoundedStream final : public httplib::Stream {
   size_t received_ = 0;  // of the headers, then of the body
   size_t written_ = 0;
   int refusal_ = 0;
+  std::atomic<size_t>& all_bodies_;
+  size_t held_ = 0;  // of it
 };
 
 /// httplib's server within limits: one request a connection, headers and bodies bounded in bytes
@@ -76,6 +83,7 @@ class HttpServer : public httplib::Server {
   bool process_and_close_socket(socket_t socket) override;
 
   HttpLimits limits_;
+  std::atomic<size_t> all_bodies_ = 0;
 };
 
 }  // namespace kvlm

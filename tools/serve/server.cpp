@@ -22,6 +22,7 @@
 #include "tools/common/messages.h"
 #include "tools/common/program.h"
 #include "tools/common/room.h"
+#include "tools/common/version.h"
 #include "tools/common/visual_options.h"
 #include "tools/run/batch_room.h"
 #include "tools/serve/api_error.h"
@@ -42,6 +43,9 @@ using namespace std::chrono_literals;
 constexpr const char* kJson = "application/json";
 constexpr auto kPaths =
     std::to_array<std::string_view>({"/v1/chat/completions", "/v1/models", "/health", "/metrics"});
+/// Of an image, and of all images of a request, as they are decoded.
+constexpr int64_t kMostImagePixels = int64_t{1} << 26;
+constexpr int64_t kMostPixels = int64_t{1} << 27;
 /// How often a waiting thread looks whether its client is still there.
 constexpr auto kLook = 100ms;
 /// How long an answer that is not there may keep its status back.
@@ -58,6 +62,8 @@ bool is_loopback_name(std::string host) {
   }
   return host.empty() || host == "localhost" || host == "[::1]" || host.starts_with("127.");
 }
+
+bool gpu_of(const Session& session) { return session.device().kind != DeviceKind::kCpu; }
 
 /// The same tokens that vlm-run gives without options.
 SamplerOptions sampling_of(const ChatRequest& request, const Model& model, uint64_t seed) {
@@ -130,7 +136,7 @@ Server::~Server() {
 void Server::begin(Session& session) {
   session_ = &session;
   const Decoder& decoder = session.model().decoder();
-  const bool gpu = session.device().kind != DeviceKind::kCpu;
+  const bool gpu = gpu_of(session);
   const int context = std::min(decoder.max_positions(), options_.max_prompt + options_.max_answer);
   Service::Settings settings;
   settings.most_running = static_cast<size_t>(options_.most_running);
@@ -417,9 +423,20 @@ std::shared_ptr<Server::Asked> Server::ask(const std::string& body, const std::s
 
   // What it needs, by headers alone.
   std::vector<PictureShape> shapes;
+  int64_t pixels = 0;
   for (const SentMedia& image : request.images) {
     const std::string number = std::to_string(shapes.size() + 1);  // "image 1" in messages
     const ImageInfo info = probe_image(image.bytes, number);
+    const int64_t image_pixels = int64_t{info.height} * info.width;
+    pixels += image_pixels;
+    if (image_pixels > kMostImagePixels || pixels > kMostPixels) {
+      throw ApiError(
+          413, "image_too_large",
+          fmt::format("{} has {} x {} pixels; at most {} in an image and {} in a "
+                      "request are read, scale it down",
+                      image.name, info.width, info.height, kMostImagePixels, kMostPixels),
+          "messages");
+    }
     shapes.push_back({info.height, info.width, number});
   }
   SamplingRequest frames = options_.frames;
@@ -452,7 +469,8 @@ std::shared_ptr<Server::Asked> Server::ask(const std::string& body, const std::s
   asked->facts.id = reply_id();
   asked->facts.created = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
   asked->facts.model = request.model.empty() ? options_.name : request.model;
-  asked->facts.fingerprint = version_line();
+  asked->facts.fingerprint =
+      fmt::format("kvlm-{}-{}-{}", kVersion, kCommit, gpu_of(*session_) ? "cuda" : "cpu");
   asked->facts.kv = plan->spec;
   asked->facts.max_tokens = most;
   asked->facts.ignored = request.ignored;
