@@ -162,7 +162,10 @@ class Hostile(ServeCase):
         self.refused_raw(head(10**30) + body, 400, "invalid_json")
         self.assert_refused(self.server.ask(body, headers={"Content-Type": "text/plain"}), 415, "wrong_content_type")
         self.assert_refused(self.server.ask(body, headers={"Origin": "http://evil.example"}), 403, "wrong_origin")
-        self.assert_refused(self.server.ask(body, headers={"Host": "evil.example"}), 403, "wrong_host")
+        for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80"):
+            self.assert_refused(self.server.ask(body, headers={"Host": host}), 403, "wrong_host")
+        for host in ("127.0.0.1:8080", "localhost", "[::1]:80"):
+            self.assertEqual(self.server.ask(body, headers={"Host": host})[0], 200)
         self.assert_refused(self.server.ask(path="/v1/completions"), 404, "unknown_url", "/v1/chat/completions")
         self.assert_refused(self.server.ask(path=CHAT), 405, "wrong_method")
         self.assertIn(b"400", self.server.send(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")[:20])

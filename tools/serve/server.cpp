@@ -60,7 +60,9 @@ bool is_loopback_name(std::string host) {
       colon != std::string::npos && host.find(']', colon) == std::string::npos) {
     host.resize(colon);
   }
-  return host.empty() || host == "localhost" || host == "[::1]" || host.starts_with("127.");
+  const bool is_number = host.find_first_not_of("0123456789.") == std::string::npos;
+  return host.empty() || host == "localhost" || host == "[::1]" ||
+         (is_number && host.starts_with("127."));
 }
 
 bool gpu_of(const Session& session) { return session.device().kind != DeviceKind::kCpu; }
