@@ -83,10 +83,10 @@ mkdir -p "$folder/build"
 : >"$log"
 echo "demo: installing what is missing"
 quietly "install what is missing" tools/setup.sh
-echo "demo: building vlm-run, vlm-kv and vlm-bench in build/release (some minutes the first time)"
+echo "demo: building the programs in build/release (some minutes the first time)"
 quietly "configure" cmake --preset release
 # All that cmake --install takes: the programs and, with them, the libraries; no test.
-(cd "$folder" && cmake --build --preset release --target vlm-run vlm-kv vlm-bench -j "$(nproc)") </dev/null 2>&1 |
+(cd "$folder" && cmake --build --preset release --target programs -j "$(nproc)") </dev/null 2>&1 |
   progress || failed "build"
 if ((${#image[@]})); then printf 'demo: vlm-run --image %q%s\n' "${image[1]#"$folder/"}" "${*:+$(printf ' %q' "$@")}"; fi
 exec "$program" -q "${image[@]}" "$@"
