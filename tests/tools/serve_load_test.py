@@ -1,5 +1,5 @@
-"""vlm-serve under load: mixed requests of 64 clients, some of whom go away or mean harm, with a cache that one byte more than the
-largest request fills. None is lost, none is short, memory is flat. KVLM_TEST_REQUESTS says how many. Standard library only."""
+"""vlm-serve under load: mixed requests of 64 clients, some of whom go away or mean harm, with a cache that holds hardly more
+than the largest request. None is lost, none is short, memory is flat. KVLM_TEST_REQUESTS says how many. Standard library only."""
 
 import concurrent.futures
 import json
