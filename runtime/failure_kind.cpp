@@ -6,26 +6,36 @@
 
 namespace kvlm {
 
-bool is_out_of_memory(const std::exception_ptr& failure) {
+namespace {
+
+bool has_code(const std::exception_ptr& failure, ErrorCode code) {
   try {
     std::rethrow_exception(failure);
-  } catch (const std::bad_alloc&) {
-    return true;
   } catch (const Error& error) {
-    return error.code() == ErrorCode::kOutOfMemory;
+    return error.code() == code;
   } catch (...) {
     return false;
   }
 }
 
-bool is_cancellation(const std::exception_ptr& failure) {
+}  // namespace
+
+bool is_out_of_memory(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
-  } catch (const Error& error) {
-    return error.code() == ErrorCode::kCancelled;
+  } catch (const std::bad_alloc&) {
+    return true;
   } catch (...) {
-    return false;
+    return has_code(failure, ErrorCode::kOutOfMemory);
   }
+}
+
+bool is_cancellation(const std::exception_ptr& failure) {
+  return has_code(failure, ErrorCode::kCancelled);
+}
+
+bool is_device_failure(const std::exception_ptr& failure) {
+  return has_code(failure, ErrorCode::kDevice);
 }
 
 }  // namespace kvlm

@@ -10,4 +10,7 @@ bool is_out_of_memory(const std::exception_ptr& failure);
 /// Whether a failure is that whoever follows the work wants no more.
 bool is_cancellation(const std::exception_ptr& failure);
 
+/// Whether a failure is that a device is lost, which is lost for everybody.
+bool is_device_failure(const std::exception_ptr& failure);
+
 }  // namespace kvlm

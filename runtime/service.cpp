@@ -21,16 +21,6 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-bool is_device_failure(const std::exception_ptr& failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const Error& error) {
-    return error.code() == ErrorCode::kDevice;
-  } catch (...) {
-    return false;
-  }
-}
-
 std::exception_ptr cancellation() {
   return std::make_exception_ptr(Error(ErrorCode::kCancelled, "cancelled"));
 }
@@ -427,7 +417,7 @@ void Service::run() {
   }
 }
 
-/// After the device is lost, or what else nobody can go on after.
+/// Ends every request after a failure that ends the service: the device is lost.
 void Service::fail_all(const std::exception_ptr& failure) {
   const std::scoped_lock lock(bell_->mutex);
   status_.failed = true;
