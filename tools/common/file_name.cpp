@@ -21,23 +21,6 @@ std::string lower(std::string_view text) {
   return out;
 }
 
-/// Replaces %41 by A; a % that is not followed by two hex digits stays.
-std::string percent_decoded(std::string_view text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    unsigned code = 0;  // of a signed number "-1" would be two digits
-    const char* digits = text.data() + i + 1;
-    if (text[i] == '%' && i + 2 < text.size() &&
-        std::from_chars(digits, digits + 2, code, 16).ptr == digits + 2) {
-      out += static_cast<char>(code);
-      i += 2;
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
-}
-
 constexpr size_t kLongestScheme = 24;
 
 /// Whether a name begins with a scheme and "//", such as s3://, or with http: and its like.
@@ -67,6 +50,22 @@ bool is_base64(std::string_view name) {
 }
 
 }  // namespace
+
+std::string percent_decoded(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    unsigned code = 0;  // of a signed number "-1" would be two digits
+    const char* digits = text.data() + i + 1;
+    if (text[i] == '%' && i + 2 < text.size() &&
+        std::from_chars(digits, digits + 2, code, 16).ptr == digits + 2) {
+      out += static_cast<char>(code);
+      i += 2;
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
+}
 
 void refuse_name(ErrorCode code, std::string_view kind, const std::string& name,
                  std::string_view found) {

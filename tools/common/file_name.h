@@ -14,6 +14,9 @@ namespace kvlm {
 /// without a byte.
 std::string path_of_name(const std::string& name, std::string_view kind);
 
+/// Replaces %41 by A; a % that is not followed by two hex digits stays.
+std::string percent_decoded(std::string_view text);
+
 /// What is odd about a name that no file has, and the way out: blanks at an end, backslashes,
 /// control characters, base64 in place of a name. Empty if nothing is.
 std::string oddity_of_name(const std::string& name);

@@ -10,13 +10,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <memory>
 
 #include "kernels/base/error.h"
 #include "kernels/base/human_bytes.h"
 #include "kernels/base/printable.h"
+#include "tools/common/file_name.h"
 #include "tools/serve/api_error.h"
 
 // Files are opened relative to the root's descriptor by the kernel's own rule that nothing outside
@@ -27,23 +27,6 @@ namespace {
 
 constexpr std::string_view kBase64 =
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-/// "a%20b" as "a b"; what is no escape stays.
-std::string percent_decoded(std::string_view text) {
-  std::string decoded;
-  for (size_t i = 0; i < text.size(); ++i) {
-    unsigned byte = 0;
-    const char* digits = text.data() + i + 1;
-    if (text[i] == '%' && i + 2 < text.size() &&
-        std::from_chars(digits, digits + 2, byte, 16).ptr == digits + 2) {
-      decoded += static_cast<char>(byte);
-      i += 2;
-    } else {
-      decoded += text[i];
-    }
-  }
-  return decoded;
-}
 
 void read_all(int descriptor, std::byte* to, size_t bytes) {
   while (bytes > 0) {
