@@ -120,18 +120,22 @@ TEST_P(TokenizerGolden, StreamsWhatItDecodes) {
 
 /// Of a text without special tokens, but for the space that some put in front of it.
 TEST_P(TokenizerGolden, BytesOfTokensAreThoseOfTheText) {
-  if (GetParam() == std::string_view("no_decoder")) GTEST_SKIP() << "puts spaces between tokens";
+  const bool spaced = GetParam() == std::string_view("no_decoder");  // puts spaces between tokens
   const auto tokenizer = load(GetParam());
   const json golden = json::parse(read_data(std::string(GetParam()) + ".golden.json"));
   size_t compared = 0;
   for (const json& entry : golden.at("cases")) {
     const Ids ids = tokenizer->encode(entry.at("text").get<std::string>(),
                                       {.add_special_tokens = false, .parse_special = false});
-    const std::string text = tokenizer->decode(ids, false);
+    std::string text = tokenizer->decode(ids, false);
     const auto is_unknown = [&](int32_t id) { return tokenizer->token_of(id) == "<unk>"; };
     if (std::ranges::any_of(ids, is_unknown)) continue;
     std::string bytes;
     for (const int32_t id : ids) bytes += tokenizer->bytes_of(id);
+    if (spaced) {
+      std::erase(text, ' ');
+      std::erase(bytes, ' ');
+    }
     EXPECT_TRUE(bytes == text || bytes == " " + text) << entry << bytes;
     ++compared;
   }
