@@ -26,7 +26,7 @@ using testing::HasSubstr;
 constexpr const char* kFolder = "llava_gqa";
 constexpr std::array kSpecs = {"f16", "kivi,group=8,residual=8", "h2o,keep=0.5 + int4"};
 
-/// Requests with pictures and without, of many lengths, greedy and drawn.
+/// Requests with and without images, of different lengths, greedy and sampled.
 GenerationRequest request(size_t number) {
   constexpr std::array kCases = {"case0", "case1", "case2", "case4"};
   GenerationRequest made = golden_case(kFolder, kCases[number % kCases.size()]).request();

@@ -34,8 +34,8 @@ std::vector<ForcedRecord> read_forced_records(const std::string& path, int most 
 /// Prints what is not as it should be in the checkpoint or in the prompts of the records.
 void print_prompt_warnings(Session& session, std::span<const ForcedRecord> records);
 
-/// The conversation of a record, its pictures and what is taken of its videos read and encoded;
-/// `warn`: what is not as it should be in those is printed.
+/// Tokenizes a record's conversation and encodes its images and the sampled frames of its videos;
+/// `warn`: prints the warnings of these files.
 /// Throws Error that starts with the record's place, also if the model has no positions for it.
 EncodedPrompt encode_record(Session& session, const ForcedRecord& record,
                             const SamplingRequest& sampling, bool warn = true);

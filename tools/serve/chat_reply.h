@@ -13,7 +13,7 @@
 
 namespace kvlm {
 
-/// What of a request is told with its answer.
+/// Properties of a request that its response repeats.
 struct ReplyFacts {
   std::string id;           ///< "chatcmpl-..."
   int64_t created = 0;      ///< seconds since 1970
