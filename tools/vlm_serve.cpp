@@ -1,6 +1,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <memory>
 #include <optional>
 #include <thread>
 
@@ -16,12 +17,27 @@ namespace kvlm {
 namespace {
 
 std::atomic<int> signals{0};
+std::atomic<bool> was_interrupted{false};  // by Ctrl+C
 
 /// From the moment there is something to drain.
 void count_signals() {
   struct sigaction action {};
-  action.sa_handler = [](int) { ++signals; };
+  action.sa_handler = [](int signal) {
+    if (signal == SIGINT) was_interrupted = true;
+    ++signals;
+  };
   for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
+}
+
+/// A server whose threads get no signal, which would end what they wait for.
+std::unique_ptr<Server> make_server(const ServeOptions& options) {
+  sigset_t handled, before;
+  sigemptyset(&handled);
+  for (const int signal : {SIGINT, SIGTERM}) sigaddset(&handled, signal);
+  pthread_sigmask(SIG_BLOCK, &handled, &before);
+  auto server = std::make_unique<Server>(options);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return server;
 }
 
 int run(int argc, char** argv) {
@@ -30,7 +46,8 @@ int run(int argc, char** argv) {
   if (const auto status = parse_serve_options(argc, argv, options)) return *status;
   catch_interrupts();
   std::optional<Session> session;  // outlives the server
-  Server server(options);
+  const std::unique_ptr<Server> made = make_server(options);
+  Server& server = *made;
   {
     TerminalWatch watch(options.quiet);
     session.emplace(options.session, &watch);
@@ -52,7 +69,8 @@ int run(int argc, char** argv) {
   draining.join();
   ended = true;
   hurrying.join();
-  return server.failed() ? kExitFailed : 0;
+  if (server.failed()) return kExitFailed;
+  return was_interrupted ? kExitInterrupted : 0;
 }
 
 }  // namespace

@@ -270,6 +270,17 @@ class Drain(unittest.TestCase):
         self.assertEqual({status for status, _, _ in answers}, {200})
         self.assertEqual(server.end(), 0)
 
+    def test_idle_connections_do_not_delay_the_end(self):
+        for number, status in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
+            server = Server()
+            idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(5)]
+            server.ask(path="/health")
+            start = time.monotonic()
+            self.assertEqual(server.end(number), status)
+            self.assertLess(time.monotonic() - start, 5)
+            for each in idle:
+                each.close()
+
     def test_a_drain_ends(self):
         for arguments, second in ((("--drain", 0), False), ((), True)):
             server = Server("--max-batch", 2, "--max-answer", 1400, *arguments)

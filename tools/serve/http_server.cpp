@@ -145,9 +145,20 @@ class Connections final : public httplib::TaskQueue {
 
 }  // namespace
 
-BoundedStream::BoundedStream(socket_t socket, const HttpLimits& limits,
-                             std::atomic<size_t>& all_bodies)
-    : socket_(socket), limits_(limits), all_bodies_(all_bodies) {}
+BoundedStream::BoundedStream(socket_t socket, const HttpLimits& limits, Shared& shared)
+    : socket_(socket), limits_(limits), shared_(shared) {}
+
+/// Whether something came in time.
+bool BoundedStream::wait_to_read(Clock::time_point end) const {
+  constexpr int kLookMs = 100;  // whether the server ends meanwhile
+  while (in_body_ || !shared_.ending) {
+    const int left = milliseconds_until(end);
+    pollfd poll_one{socket_, POLLIN, 0};
+    if (poll(&poll_one, 1, std::min(left, kLookMs)) > 0) return true;
+    if (left == 0) break;
+  }
+  return false;
+}
 
 /// Waits for more from the client; false if there is none, or no more is read.
 bool BoundedStream::fill() {
@@ -161,8 +172,7 @@ bool BoundedStream::fill() {
     refusal_ = in_body_ ? 413 : 431;
     return false;
   }
-  pollfd poll_one{socket_, POLLIN, 0};
-  if (poll(&poll_one, 1, milliseconds_until(end)) <= 0) {
+  if (!wait_to_read(end)) {
     refusal_ = 408;
     return false;
   }
@@ -173,7 +183,7 @@ bool BoundedStream::fill() {
   if (in_body_) {
     received_ += buffer_.size();
     held_ += buffer_.size();
-    if ((all_bodies_ += buffer_.size()) > limits_.all_bodies) {
+    if ((shared_.bodies += buffer_.size()) > limits_.all_bodies) {
       refusal_ = 429;
       return false;
     }
@@ -289,8 +299,13 @@ int HttpServer::bind(const std::string& host, int port) {
                           printable(host), port, std::strerror(errno)));
 }
 
+void HttpServer::end() {
+  shared_.ending = true;
+  stop();
+}
+
 bool HttpServer::process_and_close_socket(socket_t socket) {
-  BoundedStream stream(socket, limits_, all_bodies_);
+  BoundedStream stream(socket, limits_, shared_);
   if (turns_away) {
     stream.reply(plain_reply(
         {503, "too_many_connections",

@@ -25,9 +25,14 @@ struct HttpLimits {
 /// A socket that reads no more than its limits, and knows whether its client is still there.
 class BoundedStream final : public httplib::Stream {
  public:
-  /// `all_bodies` is the sum of what all streams hold.
-  BoundedStream(socket_t socket, const HttpLimits& limits, std::atomic<size_t>& all_bodies);
-  ~BoundedStream() override { all_bodies_ -= held_; }
+  /// What the streams of a server have in common.
+  struct Shared {
+    std::atomic<size_t> bodies = 0;    ///< bytes of all bodies that are held
+    std::atomic<bool> ending = false;  ///< connections without a request are closed
+  };
+
+  BoundedStream(socket_t socket, const HttpLimits& limits, Shared& shared);
+  ~BoundedStream() override { shared_.bodies -= held_; }
   BoundedStream(const BoundedStream&) = delete;
   BoundedStream& operator=(const BoundedStream&) = delete;
 
@@ -50,6 +55,7 @@ class BoundedStream final : public httplib::Stream {
  private:
   using Clock = std::chrono::steady_clock;
   bool fill();
+  bool wait_to_read(Clock::time_point end) const;
   bool send_all(const char* from, size_t size);
 
   socket_t socket_;
@@ -63,7 +69,7 @@ class BoundedStream final : public httplib::Stream {
   size_t received_ = 0;  // of the headers, then of the body
   size_t written_ = 0;
   int refusal_ = 0;
-  std::atomic<size_t>& all_bodies_;
+  Shared& shared_;
   size_t held_ = 0;  // of it
 };
 
@@ -78,12 +84,14 @@ class HttpServer : public httplib::Server {
   /// Binds and returns the port, which `port` 0 leaves to the system. Throws
   /// Error{kInvalidArgument} if somebody else has it.
   int bind(const std::string& host, int port);
+  /// Stops listening, and closes connections that have not sent a request.
+  void end();
 
  private:
   bool process_and_close_socket(socket_t socket) override;
 
   HttpLimits limits_;
-  std::atomic<size_t> all_bodies_ = 0;
+  BoundedStream::Shared shared_;
 };
 
 }  // namespace kvlm

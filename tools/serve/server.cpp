@@ -31,7 +31,7 @@
 
 // The way of a request: checked by its headers, read within limits, parsed, its size known from the
 // headers of its images, queued with the Service, and answered as a whole or in events. A
-// connection has a thread of its own, which waits for nobody but its client and its ticket.
+// connection has a thread of its own, which waits only for its client and its ticket.
 namespace kvlm {
 
 namespace {
@@ -131,7 +131,7 @@ Server::Server(const ServeOptions& options)
 Server::~Server() {
   if (service_) drain(0s);
   while (!http_.is_running() && listening_.joinable() && !draining_) std::this_thread::yield();
-  http_.stop();
+  http_.end();
   listening_.join();
 }
 
@@ -483,7 +483,7 @@ std::shared_ptr<Server::Asked> Server::ask(const std::string& body, const std::s
   for (const std::string& key : request.ignored) metrics_.ignored(key);
 
   ServiceJob job{client, plan, asked->size, {}};
-  // Weak: a ticket whose client has gone needs no pictures.
+  // Weak, so that the images of a disconnected client are freed at once.
   job.prepare = [this, weak = std::weak_ptr(asked)](const Watch& watch) {
     const auto own = weak.lock();
     if (!own) throw Error(ErrorCode::kCancelled, "the client has gone");
