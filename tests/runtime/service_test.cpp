@@ -189,11 +189,11 @@ TEST_F(ServiceTest, ClientsTakeTurns) {
     };
     tickets.push_back(service->submit(std::move(next)));
   };
-  for (int i = 0; i < 20; ++i) add("many");
-  for (int i = 0; i < 2; ++i) add("few");
+  for (int i = 0; i < 20; ++i) add("a, of many");
+  for (int i = 0; i < 2; ++i) add("b, of few");
   go.set_value();
   for (const auto& ticket : tickets) text_of(*ticket);
-  const auto second = std::find(order.rbegin(), order.rend(), "few").base() - order.begin();
+  const auto second = std::find(order.rbegin(), order.rend(), "b, of few").base() - order.begin();
   EXPECT_LE(second, 5) << testing::PrintToString(order);
 }
 
