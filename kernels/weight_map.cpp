@@ -257,7 +257,7 @@ void WeightMap::split(std::string_view name, int64_t groups, std::span<const Sli
 
 ConstTensorView WeightMap::take(std::string_view name, const Shape& shape) {
   const size_t kept = owners_.size();
-  const ConstTensorView taken = take_unplaced(name, shape, /*wide=*/false);
+  const ConstTensorView taken = take_unplaced(name, shape, /*wide=*/false, device_);
   const ConstTensorView view = placed(taken);
   // What was made of it on the way to another device is not needed there.
   if (view.device() != taken.device()) {
@@ -315,13 +315,8 @@ Weight WeightMap::take_matrix(std::string_view name, const Shape& shape, MatrixU
     rounded_->emplace(rounded.name, std::move(rounded));
   }
   // The sum with an update is rounded once.
-  ConstTensorView floats = take_unplaced(name, shape, /*wide=*/update != updates_.end());
-  std::shared_ptr<Tensor> here;
-  if (!planned_ && floats.device().kind != DeviceKind::kCpu) {  // of a Maker
-    here = std::make_shared<Tensor>(floats.dtype(), shape, Device{}, MemoryUse::kWeights);
-    cuda::copy_now(here->view().data(), floats.data(), floats.bytes());
-    floats = std::as_const(*here).view();
-  }
+  const ConstTensorView floats =
+      take_unplaced(name, shape, /*wide=*/update != updates_.end(), Device{});
   const DType activations = half == DType::kF16 ? DType::kF16 : DType::kBF16;
   const auto source = round_matrix(std::string(name), floats, *code, activations);
   const Weight weight = laid_out(*source);
@@ -392,7 +387,8 @@ ConstTensorView WeightMap::joined(const Shape& shape, std::span<const SubTensor>
   // What is taken is needed until it is copied, and then by nobody.
   const size_t kept = owners_.size();
   std::vector<ConstTensorView> views;
-  for (const SubTensor& part : parts) views.push_back(take_unplaced(part.name, part.shape, wide));
+  for (const SubTensor& part : parts)
+    views.push_back(take_unplaced(part.name, part.shape, wide, device_));
   const DType first = views.front().dtype();
   const bool alike = std::ranges::all_of(
       views, [first](const ConstTensorView& view) { return view.dtype() == first; });
@@ -447,9 +443,10 @@ std::vector<std::string> WeightMap::unused_updates() const {
   return names;
 }
 
-ConstTensorView WeightMap::take_unplaced(std::string_view name, const Shape& shape, bool wide) {
+ConstTensorView WeightMap::take_unplaced(std::string_view name, const Shape& shape, bool wide,
+                                         Device making) {
   const auto place = updates_.find(name);
-  if (place == updates_.end()) return take_stored(name, shape, wide);
+  if (place == updates_.end()) return take_stored(name, shape, wide, making);
   const LowRankUpdate update = std::move(place->second);
   updates_.erase(place);
   if (shape.rank() != 2 || update.a->shape()[1] != shape[1] || update.b->shape()[0] != shape[0]) {
@@ -459,7 +456,7 @@ ConstTensorView WeightMap::take_unplaced(std::string_view name, const Shape& sha
                             name, update.b->shape()[0], update.a->shape()[1], shape.str()));
   }
   const size_t kept = owners_.size();
-  const ConstTensorView stored = take_stored(name, shape, wide);
+  const ConstTensorView stored = take_stored(name, shape, wide, making);
   if (planned_) return owned(unfilled(shape, wide ? DType::kF32 : stored.dtype()));
   const auto sum = converted(stored, DType::kF32, watch_);
   add_low_rank(*sum, update, pool_);
@@ -469,9 +466,10 @@ ConstTensorView WeightMap::take_unplaced(std::string_view name, const Shape& sha
   return owned(std::move(result));
 }
 
-ConstTensorView WeightMap::take_stored(std::string_view name, const Shape& shape, bool wide) {
+ConstTensorView WeightMap::take_stored(std::string_view name, const Shape& shape, bool wide,
+                                       Device making) {
   const auto place = tensors_.find(name);
-  if (place == tensors_.end() && make_) return owned(make_(name, shape, wide));
+  if (place == tensors_.end() && make_) return owned(make_(name, shape, wide, making));
   if (place == tensors_.end()) {
     throw Error(
         ErrorCode::kCorruptFile,
@@ -506,7 +504,7 @@ ConstTensorView WeightMap::take_stored(std::string_view name, const Shape& shape
 }
 
 ConstTensorView WeightMap::take_f32(std::string_view name, const Shape& shape) {
-  const ConstTensorView view = take_unplaced(name, shape, /*wide=*/true);
+  const ConstTensorView view = take_unplaced(name, shape, /*wide=*/true, device_);
   if (view.dtype() == DType::kF32) return placed(view);
   auto tensor = converted(view, DType::kF32, watch_);
   const ConstTensorView wide = std::as_const(*tensor).view();

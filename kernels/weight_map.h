@@ -64,11 +64,11 @@ class WeightMap {
   std::vector<std::string> unused_updates() const;
 
   /// From now on take() asks `make` for a name that is absent, instead of throwing; contains() and
-  /// remaining() do not know such tensors. It may make a tensor on the device of place_on() itself,
-  /// which saves the copy; `wide` says that take_f32() asked, which is given f32. For models of
-  /// random weights.
-  using Maker =
-      std::function<std::shared_ptr<Tensor>(std::string_view name, const Shape& shape, bool wide)>;
+  /// remaining() do not know such tensors. It may make a tensor on `device` itself, which saves the
+  /// copy: that of place_on(), or the CPU for what is rounded there; `wide` says that take_f32()
+  /// asked, which is given f32. For models of random weights.
+  using Maker = std::function<std::shared_ptr<Tensor>(std::string_view name, const Shape& shape,
+                                                      bool wide, Device device)>;
   void make_missing(Maker make) { make_ = std::move(make); }
 
   bool contains(std::string_view name) const noexcept;
@@ -173,8 +173,9 @@ class WeightMap {
 
   void insert(std::string name, Entry entry);
   /// A tensor in its own dtype or that of convert(), or in f32 if `wide`.
-  ConstTensorView take_unplaced(std::string_view name, const Shape& shape, bool wide);
-  ConstTensorView take_stored(std::string_view name, const Shape& shape, bool wide);
+  ConstTensorView take_unplaced(std::string_view name, const Shape& shape, bool wide,
+                                Device making);
+  ConstTensorView take_stored(std::string_view name, const Shape& shape, bool wide, Device making);
   ConstTensorView placed(ConstTensorView view);
   /// A matrix in the layout of the device.
   Weight laid_out(const QuantizedSource& source);

@@ -109,19 +109,21 @@ uint64_t seed_of(std::string_view name) {
   return seed;
 }
 
-/// Uniform values with the variance of a usual initialisation, on the stream's device; vectors are
-/// ones, biases zeros, on the host.
+/// Uniform values with the variance of a usual initialisation, on `device`, the stream's or the
+/// CPU; vectors are ones, biases zeros, on the CPU.
 std::shared_ptr<Tensor> random_tensor(std::string_view name, const kvlm::Shape& shape, DType dtype,
-                                      Stream& stream) {
+                                      Device device, Stream& stream) {
   if (shape.rank() == 1) {
     auto vector = std::make_shared<Tensor>(DType::kF32, shape, Device{}, MemoryUse::kWeights);
     std::fill_n(vector->as<float>(), shape.elements(), name.ends_with("bias") ? 0.0f : 1.0f);
     return vector;
   }
-  auto tensor = std::make_shared<Tensor>(dtype, shape, stream.device(), MemoryUse::kWeights);
+  auto tensor = std::make_shared<Tensor>(dtype, shape, device, MemoryUse::kWeights);
   const int64_t inputs = shape.elements() / shape[0];
-  fill_random(*tensor, seed_of(name), std::sqrt(3.0f / static_cast<float>(inputs)), stream);
-  stream.synchronize();  // products may read weights before what is queued ahead is done
+  Stream host(stream.pool());
+  Stream& by = device == stream.device() ? stream : host;
+  fill_random(*tensor, seed_of(name), std::sqrt(3.0f / static_cast<float>(inputs)), by);
+  by.synchronize();  // products may read weights before what is queued ahead is done
   return tensor;
 }
 
@@ -181,7 +183,7 @@ size_t synthetic_weight_bytes(std::string_view text, DType dtype) {
 
 WeightMap blank_weights(DType dtype) {
   WeightMap weights;
-  weights.make_missing([dtype](std::string_view name, const kvlm::Shape& shape, bool wide) {
+  weights.make_missing([dtype](std::string_view name, const kvlm::Shape& shape, bool wide, Device) {
     const bool vector = shape.rank() == 1;
     auto tensor = std::make_shared<Tensor>(wide || vector ? DType::kF32 : dtype, shape, Device{},
                                            MemoryUse::kWeights);
@@ -205,10 +207,11 @@ ModelSource synthetic_source(std::string_view text, DType dtype, Stream& stream)
     }
     return std::nullopt;
   };
-  source.weights.make_missing(
-      [dtype, &stream](std::string_view tensor, const kvlm::Shape& tensor_shape, bool wide) {
-        return random_tensor(tensor, tensor_shape, wide ? DType::kF32 : dtype, stream);
-      });
+  source.weights.make_missing([dtype, &stream](std::string_view tensor,
+                                               const kvlm::Shape& tensor_shape, bool wide,
+                                               Device device) {
+    return random_tensor(tensor, tensor_shape, wide ? DType::kF32 : dtype, device, stream);
+  });
   return source;
 }
 

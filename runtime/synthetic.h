@@ -23,7 +23,7 @@ WeightMap blank_weights(DType dtype);
 
 /// Random weights of a released model's exact shape, of type `dtype`, for measuring speed and
 /// memory; never for quality. Matrices are made on the device of `stream`, which must outlive the
-/// source.
+/// source, or on the CPU to be rounded there.
 /// Throws like synthetic_config().
 ModelSource synthetic_source(std::string_view text, DType dtype, Stream& stream);
 

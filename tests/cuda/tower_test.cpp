@@ -430,7 +430,7 @@ TEST_F(Towers, PlaceBytesAsOnTheCpu) {
 
 /// Random weights of one dtype, the same on every device.
 void fill_weights(WeightMap& weights, DType dtype) {
-  weights.make_missing([dtype](std::string_view name, const Shape& shape, bool wide) {
+  weights.make_missing([dtype](std::string_view name, const Shape& shape, bool wide, Device) {
     uint32_t seed = 7;
     for (const char letter : name) seed = seed * 31 + static_cast<uint8_t>(letter);
     const DType kept = wide ? DType::kF32 : dtype;

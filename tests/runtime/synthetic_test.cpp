@@ -171,7 +171,7 @@ TEST(Synthetic, WeightBytesCountEveryTower) {
     const std::string text = fmt::format("{},layers=3", name);  // as many as deepstack wants
     ModelSource source = synthetic_source(text, DType::kBF16, stream);
     source.weights = WeightMap();
-    source.weights.make_missing([](std::string_view, const Shape& shape, bool wide) {
+    source.weights.make_missing([](std::string_view, const Shape& shape, bool wide, Device) {
       const bool vector = wide || shape.rank() == 1;
       auto made = std::make_shared<Tensor>(vector ? DType::kF32 : DType::kBF16, shape);
       if (vector) std::fill_n(made->as<float>(), shape.elements(), 1.0f);

@@ -134,7 +134,7 @@ class Bench {
 
   WeightMap weights() {
     WeightMap made;
-    made.make_missing([this](std::string_view, const Shape& shape, bool wide) {
+    made.make_missing([this](std::string_view, const Shape& shape, bool wide, Device) {
       const float inputs = static_cast<float>(shape.elements() / shape[0]);
       if (shape.rank() == 1 || wide) {
         auto vector = std::make_shared<Tensor>(DType::kF32, shape);
