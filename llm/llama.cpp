@@ -7,6 +7,7 @@
 #include <cassert>
 #include <cmath>
 #include <initializer_list>
+#include <list>
 #include <utility>
 #include <vector>
 
@@ -95,6 +96,17 @@ class Llama final : public Decoder {
                      const Tap& tap) override;
 
  private:
+  /// A pass that a cache can repeat, and of which step it was made.
+  struct Pass {
+    const KvCache* cache = nullptr;  // its address alone: it may be gone, and another one be there
+    uint64_t last_pass = 0;          // KvCache::repetition() of the step before
+    int alike = 0;                   // steps before with that number
+    uint64_t recorded = 0;           // KvCache::repetition()
+    const void* x = nullptr;         // embeddings of the recorded step
+    TensorView logits;
+    Recording recording;
+  };
+
   Linear take_linear(WeightMap& weights, const std::string& name, int out, int in, bool bias);
   std::array<TensorView, 3> qkv_rows(int64_t rows);
   void fill_angles(const DecoderStep& step, TensorView cos, TensorView sin, Stream& stream);
@@ -108,6 +120,7 @@ class Llama final : public Decoder {
                     KvCache& cache, Stream& stream, const Tap& tap);
   TensorView repeated_layers(const DecoderStep& step, ConstTensorView cos, ConstTensorView sin,
                              KvCache& cache, Stream& stream);
+  Pass& pass_of(const KvCache& cache);
   void mlp_block(const Layer& layer, TensorView x, Stream& stream);
   TensorView head(const DecoderStep& step, TensorView x, Stream& stream);
   /// Layers of a prompt that are done; one more when the cache has made its own of them.
@@ -138,15 +151,13 @@ class Llama final : public Decoder {
   std::array<Tensor, 2> tables_;                                       // of cos and sin, on a GPU
   std::vector<int32_t> tabled_;                                        // rows of them
 
-  // A pass that the cache can repeat, and of which step it was made.
-  Recording recording_;
+  std::list<Pass> passes_;  // the one of the latest step first
   bool records_ = true;
-  uint64_t last_pass_ = 0;  // KvCache::repetition() of the step before
-  int alike_ = 0;           // steps before with that number
-  uint64_t recorded_ = 0;   // KvCache::repetition()
-  const void* recorded_x_ = nullptr;
-  TensorView recorded_logits_;
 };
+
+/// Caches of which a recording is kept at once: those of a service that takes turns between cache
+/// policies.
+constexpr size_t kMostPasses = 8;
 
 /// A step without rows of a prompt.
 bool is_decode(const DecoderStep& step) {
@@ -377,24 +388,38 @@ TensorView Llama::forward(const DecoderStep& step, KvCache& cache, Stream& strea
 /// layers(), by a recording where the cache can repeat its part.
 TensorView Llama::repeated_layers(const DecoderStep& step, ConstTensorView cos, ConstTensorView sin,
                                   KvCache& cache, Stream& stream) {
-  if (std::exchange(moved_, false)) recording_.clear();
+  if (std::exchange(moved_, false)) {
+    for (Pass& pass : passes_) pass.recording.clear();
+  }
+  Pass& pass = pass_of(cache);
   const uint64_t repetition = cache.repetition();
   const auto run = [&] { return layers(step, cos, sin, cache, stream, {}); };
-  alike_ = std::exchange(last_pass_, repetition) == repetition ? alike_ + 1 : 0;
+  pass.alike = std::exchange(pass.last_pass, repetition) == repetition ? pass.alike + 1 : 0;
   if (repetition == 0) return run();
-  if (repetition != recorded_ || step.embeddings.data() != recorded_x_ ||
-      !recording_.fits(stream)) {
+  if (repetition != pass.recorded || step.embeddings.data() != pass.x ||
+      !pass.recording.fits(stream)) {
     // Where there is no room for a recording, none is tried again.
     const int wait = step.embeddings.shape()[0] <= kFewRows ? 1 : kAlikeBefore;
-    if (alike_ < wait || !records_) return run();
-    records_ = recording_.make(stream, [&] { recorded_logits_ = run(); });
+    if (pass.alike < wait || !records_) return run();
+    records_ = pass.recording.make(stream, [&] { pass.logits = run(); });
     if (!records_) return run();
-    recorded_ = repetition;
-    recorded_x_ = step.embeddings.data();
+    pass.recorded = repetition;
+    pass.x = step.embeddings.data();
   }
-  recording_.run(stream);
+  pass.recording.run(stream);
   cache.repeated();
-  return recorded_logits_;
+  return pass.logits;
+}
+
+Llama::Pass& Llama::pass_of(const KvCache& cache) {
+  const auto found = std::ranges::find(passes_, &cache, &Pass::cache);
+  if (found != passes_.end()) {
+    passes_.splice(passes_.begin(), passes_, found);
+    return passes_.front();
+  }
+  if (passes_.size() == kMostPasses) passes_.pop_back();
+  passes_.emplace_front().cache = &cache;
+  return passes_.front();
 }
 
 /// Everything between the embeddings and the logits.

@@ -44,6 +44,7 @@ class WatchedCache : public KvCache {
 
  protected:
   PolicyCache& cache() noexcept { return *cache_; }
+  const PolicyCache& cache() const noexcept { return *cache_; }
 
  private:
   std::unique_ptr<PolicyCache> cache_;

@@ -13,6 +13,7 @@
 #include "llm/llama.h"
 #include "tests/cuda/fixture.h"
 #include "tests/reference/random_weights.h"
+#include "tests/watched_cache.h"
 
 namespace kvlm {
 namespace {
@@ -154,6 +155,40 @@ TEST_F(RepeatedPasses, GiveTheSameLogits) {
     EXPECT_EQ(first.repeated->bytes(), first.plain->bytes());
     EXPECT_EQ(second.repeated->bytes(), second.plain->bytes());
   }
+}
+
+/// Counts the passes that were replayed.
+class CountedCache final : public test::WatchedCache {
+ public:
+  using WatchedCache::WatchedCache;
+  uint64_t repetition() const noexcept override { return cache().repetition(); }
+  void repeated() noexcept override {
+    ++count_;
+    cache().repeated();
+  }
+  int count() const noexcept { return count_; }
+
+ private:
+  int count_ = 0;
+};
+
+/// As a service steps the sequences of several cache policies.
+TEST_F(RepeatedPasses, AreRecordedForCachesThatTakeTurns) {
+  std::vector<Twins> all;
+  std::vector<const CountedCache*> counted;
+  for (const char* spec : {"f16", "int4", "kivi,group=16,residual=64", "f32"}) {
+    Twins& made = all.emplace_back(twins(spec));
+    auto cache = std::make_unique<CountedCache>(
+        std::make_unique<PolicyCache>(plan_cache(parse_spec(spec), repeats_->cache_shape()),
+                                      std::make_shared<Arena>(kGpu, size_t{64} << 20)));
+    counted.push_back(cache.get());
+    made.repeated = std::move(cache);
+    open(made, 40);
+  }
+  for (int i = 0; i < 20; ++i) {
+    for (Twins& each : all) step(each);
+  }
+  for (const CountedCache* cache : counted) EXPECT_GE(cache->count(), 15) << cache->spec();
 }
 
 /// Steps of so many sequences that their angles are looked up.
