@@ -73,7 +73,9 @@ class DryRun(VlmRun):
     def test_wrong_flags_are_refused(self):
         for arguments in (["--chat"], ["--memory", "many"], ["--kv", "nope", "--image", PICTURE]):
             self.assertEqual(run("--dry-run", "-m", MODEL, *arguments).returncode, 2, arguments)
-        self.assertEqual(run("--memory", "1GB", "-m", MODEL, "--image", PICTURE).returncode, 2)
+        refused = run("--memory", "1GB", "--device", "cpu", "-m", MODEL, "--image", PICTURE)
+        self.assertEqual(refused.returncode, 2)
+        self.assertIn(b"--memory bounds what is used of a GPU; on the CPU", refused.stderr)
 
 
 if __name__ == "__main__":

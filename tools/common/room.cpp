@@ -75,6 +75,15 @@ size_t memory_limit() {
   return limit;
 }
 
+cuda::DeviceFacts facts_within(Device device, std::optional<size_t> most) {
+  cuda::DeviceFacts facts = cuda::device_facts(device.index);
+  if (!most) return facts;
+  const size_t used = facts.total_bytes - facts.free_bytes;
+  facts.free_bytes = std::min(facts.free_bytes, *most - std::min(*most, used));
+  facts.total_bytes = std::min(facts.total_bytes, *most);
+  return facts;
+}
+
 size_t available_memory() {
   size_t bytes = memory_limit();
   std::ifstream file("/proc/meminfo");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "kernels/base/device.h"
@@ -27,5 +28,8 @@ size_t available_memory();
 
 /// Throws Error{kOutOfMemory} with the figures if what is free on a GPU cannot hold that.
 void require_room(const Demand& demand, Device device, const cuda::DeviceFacts& facts);
+
+/// What the driver says of a GPU, with no more free than is left of `most` bytes in use.
+cuda::DeviceFacts facts_within(Device device, std::optional<size_t> most);
 
 }  // namespace kvlm

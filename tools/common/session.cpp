@@ -141,7 +141,7 @@ Session::Session(const SessionOptions& options, Watch* watch) {
       return;
     }
     require_room({options.model, weight_bytes, options.cache_bytes}, state_->device,
-                 cuda::device_facts(state_->device.index));
+                 facts_within(state_->device, options.memory));
   };
   const bool synthetic = options.model.starts_with(kSynthetic);
   const std::string_view shape =

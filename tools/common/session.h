@@ -28,6 +28,7 @@ struct SessionOptions {
   std::optional<int> max_tiles;       ///< as LoadOptions'
   std::optional<int64_t> min_pixels;  ///< likewise
   std::optional<int64_t> max_pixels;  ///< likewise
+  std::optional<size_t> memory;       ///< of a GPU, that may be in use at most
   size_t cache_bytes = 0;  ///< that a cache is known to take; 0 if it depends on the prompts
   int threads = 0;         ///< 0: one per core
   /// No weight is read and no device used: the model knows its prompts and shapes, and answers

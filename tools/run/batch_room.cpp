@@ -42,6 +42,7 @@ size_t activation_bytes(Model& model, int64_t prompt_tokens, DeviceKind device) 
 BatchRoom::BatchRoom(Session& session, const RunOptions& options, std::optional<size_t> total)
     : session_(session),
       fixed_bytes_(options.kv_memory),
+      memory_(options.session.memory),
       most_(at_once(session, options, total)),
       limit_(most_) {}
 
@@ -58,7 +59,7 @@ void BatchRoom::begin(int prompt_tokens) {
     // Others of the batch may be longer; if they are much longer, shrink() helps.
     const int64_t rows = std::min<int64_t>(2 * int64_t{prompt_tokens}, decoder.max_positions());
     const size_t activations = activation_bytes(session_.model(), rows, session_.device().kind);
-    const size_t all = cuda::device_facts(session_.device().index).free_bytes;
+    const size_t all = facts_within(session_.device(), memory_).free_bytes;
     free = all > activations ? all - activations : all / 2;
   }
   for (size_t bytes = std::min(wanted, free);; bytes /= 2) {

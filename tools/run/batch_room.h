@@ -24,8 +24,8 @@ class BatchRoom {
 
   /// Makes the cache, which prompts of so many tokens are going to fill. Its size: --kv-memory;
   /// else what --batch-size sequences of the model's whole context take, or, where that is more,
-  /// what is free and not needed for activations. Does nothing the second time. Throws
-  /// Error{kOutOfMemory}.
+  /// what is free, within --memory, and not needed for activations. Does nothing the second time.
+  /// Throws Error{kOutOfMemory}.
   void begin(int prompt_tokens);
   Generator& generator() noexcept { return *generator_; }
   std::string spec() const { return cache_->spec(); }
@@ -53,6 +53,7 @@ class BatchRoom {
 
   Session& session_;
   std::optional<size_t> fixed_bytes_;
+  std::optional<size_t> memory_;
   size_t most_;
   size_t limit_;
   size_t bytes_ = 0;

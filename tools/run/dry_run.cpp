@@ -63,7 +63,7 @@ struct Memory {
 };
 
 Memory memory_of(const RunOptions& options) {
-  if (options.memory) return {"--memory", true, *options.memory};
+  if (options.session.memory) return {"--memory", true, *options.session.memory};
   const Device device = parse_device(options.session.device);
   if (device.kind == DeviceKind::kCpu) return {"free memory", false, available_memory()};
   const cuda::DeviceFacts facts = cuda::device_facts(device.index);

@@ -234,8 +234,10 @@ void check(const RunOptions& options) {
     refuse(fmt::format("{} needs records; give --batch in.jsonl --out out.jsonl",
                        options.batch_size ? "--batch-size" : "--lean"));
   }
-  if (options.memory && !options.dry) {
-    refuse("--memory is what --dry-run plans with; add --dry-run, or give --kv-memory");
+  const std::string& device =
+      options.devices.empty() ? options.session.device : options.devices.front();
+  if (options.session.memory && !options.dry && parse_device(device).kind == DeviceKind::kCpu) {
+    refuse("--memory bounds what is used of a GPU; on the CPU add --dry-run, or give --kv-memory");
   }
   if (!options.save_weights.empty() &&
       (options.dry || options.chat || !options.batch_in.empty() || !options.prompt.empty() ||
@@ -405,9 +407,12 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
   app.add_flag(
       "--dry-run", options.dry,
       "Only print what these images or records need in memory, and how many sequences fit");
-  app.add_option("--memory", "Memory of the device that --dry-run plans for; default: what is free")
+  app.add_option(
+         "--memory",
+         "Memory of a GPU to use at most, or that --dry-run plans for; default: what is free")
       ->type_name("BYTES")
-      ->each([&](const std::string& text) { options.memory = parse_bytes("--memory", text); });
+      ->each(
+          [&](const std::string& text) { options.session.memory = parse_bytes("--memory", text); });
   app.add_flag("--lean", options.lean,
                "Write only id, text and finish_reason of an answer, and what all answers share "
                "once, into OUT.run.json");

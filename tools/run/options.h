@@ -41,7 +41,6 @@ struct RunOptions {
   std::vector<std::string> arguments;  ///< as typed, the program's name first
   bool dry = false;                    ///< plan only
   std::string save_weights;            ///< folder to write a rounded checkpoint to, or empty
-  std::optional<size_t> memory;        ///< that a plan may assume
   Shard shard;                         ///< of the batch
   bool shard_told = false;             ///< by the environment, not by --shard
   std::optional<size_t> kv_memory;
