@@ -21,8 +21,8 @@ namespace kvlm {
 /// the host has waited for, may have written them.
 ///
 /// Above kMaxDecodeRows rows the CPU multiplies f16 and bf16 weights on AMX where it can, with x
-/// split into three bf16 parts, as exactly as in f32 (cpu/amx/product.h). Otherwise it widens the
-/// weights to f32 on the way (cpu/matmul.h).
+/// split into three bf16 parts, as exactly as in f32 (cpu/amx/product.h), or rounded to one where
+/// Stream::rounds_rows(). Otherwise it widens the weights to f32 on the way (cpu/matmul.h).
 ///
 /// With quantized weights the CPU rounds x to int8, per row and 32 inputs
 /// (cpu/quantized_product.h), and a GPU to the format's activations, in which it also rounds the

@@ -20,6 +20,7 @@ struct Captioner::State {
         stream(pool, options.device),
         spec(read_spec(options.kv)),
         checkpoint(folder) {
+    stream.set_rounds_rows(options.load.dtype == DType::kBF16);
     ModelSource source = open_source(checkpoint, folder.string());
     const Family& family = family_of(source.config, source.name);
     // Before any weight is read.

@@ -286,11 +286,12 @@ void multiply_packed(std::span<const Projection> projections, ConstTensorView x,
   const auto rows = static_cast<size_t>(x.shape()[0]);
   const auto in = static_cast<size_t>(x.shape()[1]);
   const size_t groups = divide_up(rows, kMaxPackedRows);
+  const amx::Split split = stream.rounds_rows() ? amx::Split::kRounded : amx::Split::kExact;
   for (size_t group = 0; group < groups; ++group) {
     const size_t row = rows * group / groups;
     const size_t count = rows * (group + 1) / groups - row;
     const float* from = x.as<float>() + row * in;
-    const auto packed = amx::pack_rows(from, count, in, amx::Split::kExact, stream);
+    const auto packed = amx::pack_rows(from, count, in, split, stream);
     for (const Projection& projection : projections) {
       if (projection.y.empty()) continue;
       LinearArgs args = args_of(projection, x, add);

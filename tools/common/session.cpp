@@ -129,6 +129,7 @@ Session::Session(const SessionOptions& options, Watch* watch) {
 
   load.rounded = &state_->rounded;
   state_->stream.set_watch(watch);
+  state_->stream.set_rounds_rows(load.dtype == DType::kBF16);
 
   // What the spec asks for is checked before any weight is looked at.
   state_->plan = plan_cache(state_->spec, model_shape(options.model), &state_->profile);
