@@ -9,6 +9,7 @@
 #include "kernels/base/watch.h"
 #include "kvcache/make_cache.h"
 #include "runtime/failure_kind.h"
+#include "runtime/warm_up.h"
 
 // Continuous batching for requests that come from many threads. One thread owns the model: between
 // two steps of decode it drops what was cancelled and admits at most one prompt. Who waits, and in
@@ -103,6 +104,10 @@ Service::Service(Model& model, Stream& stream, const Settings& settings)
       arena_(std::make_shared<Arena>(stream.device(), settings.cache_bytes)),
       bell_(std::make_shared<Ticket::Bell>()) {
   status_.capacity_bytes = arena_->capacity();
+  for (const auto& plan : settings_.warm_policies) {
+    const Policy& policy = policy_of(plan);
+    warm_up(model_, *policy.cache, *policy.generator, settings_.most_running, settings_.warm_rows);
+  }
   for (int i = 0; i < settings_.preparing_threads; ++i) {
     preparing_.emplace_back([this] { prepare_ahead(); });
   }
@@ -187,6 +192,7 @@ std::vector<std::shared_ptr<Ticket>> Service::next_in_turn(size_t most) const {
 }
 
 void Service::remove(const std::shared_ptr<Ticket>& ticket) {
+  if (ahead_ == ticket) ahead_.reset();
   const auto client = waiting_.find(ticket->job_.client);
   if (client == waiting_.end()) return;
   const auto place = std::ranges::find(client->second, ticket);
@@ -276,6 +282,31 @@ std::shared_ptr<Ticket> Service::choose() {
   return nullptr;
 }
 
+/// The request whose images can be encoded while a prompt of this policy is read: the next in turn,
+/// if it is for the same cache. Null on a CPU, and while another one waits with encoded images.
+std::shared_ptr<Ticket> Service::next_after(const Policy& policy) {
+  const std::scoped_lock lock(bell_->mutex);
+  if (settings_.preparing_threads == 0 || waiting_count_ == 0 || ahead_) return nullptr;
+  std::shared_ptr<Ticket> next = next_in_turn(1).front();
+  const bool is_ready = next->phase_ == Ticket::Phase::kReady && !next->is_cancelled();
+  if (!is_ready || next->job_.plan->spec != policy.plan->spec) return nullptr;
+  ahead_ = next;
+  return next;
+}
+
+/// Generator::admit(); where memory is short without encoding for `next`, which may be null.
+int Service::begin(Policy& policy, Ticket& ticket, const std::shared_ptr<Ticket>& next) {
+  const auto on_text = [&ticket](std::string_view text) { ticket.append(text); };
+  try {
+    return policy.generator->admit(std::move(ticket.prepared_), on_text,
+                                   next ? &next->prepared_ : nullptr);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kOutOfMemory || !next || !next->prepared_.encoded) throw;
+    next->prepared_.encoded.reset();
+  }
+  return policy.generator->admit(std::move(ticket.prepared_), on_text);
+}
+
 void Service::admit(const std::shared_ptr<Ticket>& ticket) {
   const Clock::time_point start = Clock::now();
   const bool delays = !running_.empty();
@@ -290,9 +321,7 @@ void Service::admit(const std::shared_ptr<Ticket>& ticket) {
     }
     TicketWatch of_prompt(*ticket, stream_.watch());
     const WatchScope scope(stream_, &of_prompt);
-    const int key =
-        policy.generator->admit(std::move(ticket->prepared_),
-                                [at = ticket.get()](std::string_view text) { at->append(text); });
+    const int key = begin(policy, *ticket, next_after(policy));
     ++policy.running;
     running_.push_back({ticket, &policy, key});
     policy.generator->deliver();

@@ -124,6 +124,10 @@ class Service {
     double decode_share = 0.2;   ///< [0, 1) of the time between prompts
     /// That prepare requests ahead, beside a GPU; 0: the service's own thread does.
     int preparing_threads = 0;
+    /// Before the first request each of these is made to take what memory of a GPU it needs beside
+    /// the cache for most_running sequences and prompts of so many tokens (warm_up.h).
+    std::vector<std::shared_ptr<const CachePlan>> warm_policies = {};
+    int warm_rows = 0;
     std::function<void(double seconds)> on_step = {};   ///< each step of decode, by its thread
     std::function<void(double seconds)> on_stall = {};  ///< each prompt that answers waited for
   };
@@ -180,6 +184,8 @@ class Service {
   std::vector<std::shared_ptr<Ticket>> next_in_turn(size_t most) const;
   std::shared_ptr<Ticket> choose();
   void admit(const std::shared_ptr<Ticket>& ticket);
+  int begin(Policy& policy, Ticket& ticket, const std::shared_ptr<Ticket>& next);
+  std::shared_ptr<Ticket> next_after(const Policy& policy);
   void step();
   void collect(const std::exception_ptr& failure);
   static void pass_logprobs(Running& entry);
@@ -196,7 +202,8 @@ class Service {
   // Of the service's thread.
   std::list<Policy> policies_;  // the one used last first
   std::vector<Running> running_;
-  double owed_s_ = 0;  // of decode, before the next prompt
+  double owed_s_ = 0;              // of decode, before the next prompt
+  std::shared_ptr<Ticket> ahead_;  // waits, and its images are encoded
 
   std::shared_ptr<Ticket::Bell> bell_;                                  // the mutex of all below
   std::map<std::string, std::deque<std::shared_ptr<Ticket>>> waiting_;  // by client

@@ -138,6 +138,24 @@ TEST_F(ServiceTest, AnswersDependOnNothingElse) {
   }
 }
 
+TEST_F(ServiceTest, AWarmUpLeavesNothing) {
+  for (const int rows : {1, 64, 100000}) {
+    Service::Settings settings;
+    settings.most_running = 13;
+    settings.warm_rows = rows;
+    for (size_t i = 0; i < kSpecs.size(); ++i) settings.warm_policies.push_back(plan(i));
+    const auto service = serve(settings);
+    EXPECT_EQ(service->status().reserved_bytes, 0u);
+    for (size_t i = 0; i < 6; ++i) {
+      const auto ticket = service->submit(job(i));
+      text_of(*ticket);
+      EXPECT_EQ(ticket->result().tokens, alone(i)) << i;
+    }
+    service->drain(10s);
+    EXPECT_EQ(service->status().reserved_bytes, 0u);
+  }
+}
+
 /// With a cache one byte above what the largest request takes every request is answered, one by
 /// one where need be; with one byte less the largest is refused at once.
 TEST_F(ServiceTest, AdmissionIsExact) {

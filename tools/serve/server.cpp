@@ -161,11 +161,36 @@ void Server::begin(Session& session) {
     plans_[session.plan()->spec] = session.plan();
   }
   for (const auto& [name, spec] : options_.aliases) plan_of(spec);
-  service_ = std::make_unique<Service>(session.model(), session.stream(), settings);
+  if (gpu) {
+    settings.warm_rows = options_.max_prompt;
+    for (const auto& [spec, plan] : plans_) settings.warm_policies.push_back(plan);
+  }
+  service_ = make_service(settings);
   ready_ = true;
   print_message("http://{}:{}/v1  {}, {}, {} cache, {} at once\n", options_.host, port_,
                 options_.name, session.plan()->spec, human_bytes(settings.cache_bytes),
                 options_.most_running);
+}
+
+/// Without --kv-memory the cache becomes smaller until what is beside it has room, too.
+std::unique_ptr<Service> Server::make_service(Service::Settings& settings) {
+  while (true) {
+    try {
+      return std::make_unique<Service>(session_->model(), session_->stream(), settings);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kOutOfMemory) throw;
+      const size_t smaller = settings.cache_bytes / 10 * 9;
+      if (options_.kv_memory || smaller < session_bytes(*session_->plan(), 2)) {
+        throw Error(ErrorCode::kOutOfMemory,
+                    fmt::format("no memory for prompts of {} tokens and {} sequences beside a "
+                                "cache of {} ({}); give a smaller --kv-memory, --max-prompt or "
+                                "--max-batch",
+                                options_.max_prompt, options_.most_running,
+                                human_bytes(settings.cache_bytes), error.what()));
+      }
+      settings.cache_bytes = smaller;
+    }
+  }
 }
 
 void Server::drain(std::chrono::seconds most) {

@@ -56,6 +56,7 @@ class Server {
   nlohmann::ordered_json models() const;
   nlohmann::ordered_json health() const;
   Service& service();
+  std::unique_ptr<Service> make_service(Service::Settings& settings);
   void log(const nlohmann::ordered_json& line) const;
 
   const ServeOptions& options_;
