@@ -18,6 +18,7 @@
 #include "tools/kv/commands.h"
 #include "tools/kv/equal_bits.h"
 #include "tools/kv/estimate.h"
+#include "tools/kv/estimate_json.h"
 #include "tools/run/pictures.h"
 #include "tools/run/requests.h"
 
@@ -38,22 +39,6 @@ struct ExplainOptions {
   bool json = false;
 };
 
-struct Column {
-  const char* key;   // in JSON
-  const char* name;  // in the table
-  size_t PartBytes::*bytes;
-};
-
-constexpr std::array kColumns = {
-    Column{"key_codes", "key codes", &PartBytes::key_codes},
-    Column{"key_scales", "key scales", &PartBytes::key_scales},
-    Column{"value_codes", "value codes", &PartBytes::value_codes},
-    Column{"value_scales", "value scales", &PartBytes::value_scales},
-    Column{"full_rows", "unquantized", &PartBytes::full_rows},
-    Column{"masks", "masks", &PartBytes::masks},
-    Column{"weights", "weight sums", &PartBytes::weights},
-};
-
 /// 1234567 as "1,234,567".
 std::string grouped(size_t number) {
   const std::string digits = fmt::format("{}", number);
@@ -65,43 +50,9 @@ std::string grouped(size_t number) {
   return text;
 }
 
-nlohmann::ordered_json json_of(const PartBytes& bytes) {
-  nlohmann::ordered_json json;
-  for (const Column& column : kColumns) json[column.key] = bytes.*column.bytes;
-  return json;
-}
-
-void print_json(const ExplainOptions& options, const CacheSpec& spec, const CacheShape& shape,
-                const Estimate& made) {
-  nlohmann::ordered_json json{{"spec", canonical(spec)},
-                              {"model", options.model},
-                              {"tokens", options.prompt.tokens},
-                              {"visual", options.prompt.visual},
-                              {"kv_heads", shape.kv_heads},
-                              {"head_dim", shape.head_dim},
-                              {"bytes", made.parts.total()},
-                              {"f16_bytes", made.f16_bytes},
-                              {"stored_bits", made.stored_bits},
-                              {"nominal_bits", made.nominal_bits},
-                              {"slots", made.slots},
-                              {"even_attention", made.even_attention},
-                              {"parts", json_of(made.parts)}};
-  if (made.extrapolated) json["extrapolated"] = true;
-  json["layers"] = nlohmann::ordered_json::array();
-  for (size_t layer = 0; layer < made.layers.size(); ++layer) {
-    json["layers"].push_back({{"layer", layer},
-                              {"slots", made.counts[layer].rows},
-                              {"bytes", made.layers[layer].total()},
-                              {"parts", json_of(made.layers[layer])}});
-  }
-  json["version"] = version_line();
-  // A folder's name need not be UTF-8.
-  fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
-}
-
 bool alike(const Estimate& made, size_t a, size_t b) {
   if (made.counts[a].rows != made.counts[b].rows) return false;
-  return std::all_of(kColumns.begin(), kColumns.end(), [&](const Column& column) {
+  return std::all_of(kPartColumns.begin(), kPartColumns.end(), [&](const PartColumn& column) {
     return made.layers[a].*column.bytes == made.layers[b].*column.bytes;
   });
 }
@@ -128,19 +79,19 @@ void print_table(const ExplainOptions& options, const CacheSpec& spec, const Cac
     fmt::print("token counts are extrapolated from prompts of up to {} tokens\n", kExactTokens / 2);
   }
 
-  std::vector<const Column*> columns;  // of what there is
-  for (const Column& column : kColumns) {
+  std::vector<const PartColumn*> columns;  // of what there is
+  for (const PartColumn& column : kPartColumns) {
     if (made.parts.*column.bytes > 0) columns.push_back(&column);
   }
   fmt::print("\n{:<12} {:>16} {:>7}\n", "part", "bytes", "%");
-  for (const Column* column : columns) {
+  for (const PartColumn* column : columns) {
     const size_t bytes = made.parts.*column->bytes;
     fmt::print("{:<12} {:>16} {:>7.1f}\n", column->name, grouped(bytes),
                100 * static_cast<double>(bytes) / static_cast<double>(total));
   }
 
   fmt::print("\n{:<12} {:>7} {:>14}", "each layer", "tokens", "bytes");
-  for (const Column* column : columns) fmt::print(" {:>13}", column->name);
+  for (const PartColumn* column : columns) fmt::print(" {:>13}", column->name);
   fmt::print("\n");
   for (size_t first = 0; first < made.layers.size();) {
     size_t last = first;
@@ -148,7 +99,7 @@ void print_table(const ExplainOptions& options, const CacheSpec& spec, const Cac
     fmt::print("{:<12} {:>7} {:>14}",
                first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last),
                made.counts[first].rows, grouped(made.layers[first].total()));
-    for (const Column* column : columns) {
+    for (const PartColumn* column : columns) {
       fmt::print(" {:>13}", grouped(made.layers[first].*column->bytes));
     }
     fmt::print("\n");
@@ -195,7 +146,9 @@ int run_explain(ExplainOptions options) {
   if (options.bits) spec = at_equal_bits(spec, *options.bits, shape, options.prompt, &profile);
   const Estimate made = estimate(spec, shape, options.prompt, &profile);
   if (options.json) {
-    print_json(options, spec, shape, made);
+    // A folder's name need not be UTF-8.
+    fmt::print("{}\n", estimate_json(canonical(spec), options.model, shape, options.prompt, made)
+                           .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   } else {
     print_table(options, spec, shape, made);
   }

@@ -14,6 +14,7 @@
 #include "tools/common/help.h"
 #include "tools/common/program.h"
 #include "tools/kv/commands.h"
+#include "tools/kv/estimate_json.h"
 
 namespace kvlm {
 
@@ -24,48 +25,6 @@ struct ListOptions {
   std::string markdown;
   bool json = false;
 };
-
-constexpr const char* kKinds[] = {"quantizer", "retention", "sharing"};
-
-std::string_view value_or(std::string_view value, std::string_view fallback) {
-  return value.empty() ? fallback : value;
-}
-
-/// The policy of a name, or share for share=codes; all for no name.
-std::vector<const PolicyInfo*> listed(const std::string& name) {
-  if (name.empty()) return policies();
-  const PolicyInfo* info = find_policy(name.substr(0, name.find('=')));
-  if (info != nullptr) return {info};
-  const std::string_view near = nearest_spelling(name, part_names());
-  throw Error(ErrorCode::kInvalidArgument,
-              near.empty()
-                  ? fmt::format("\"{}\" is not a policy; see vlm-kv list", printable(name))
-                  : fmt::format("\"{}\" is not a policy; did you mean {}?", printable(name), near));
-}
-
-void print_json(const std::string& name) {
-  nlohmann::ordered_json json{{"policies", nlohmann::ordered_json::array()}};
-  for (const PolicyInfo* info : listed(name)) {
-    nlohmann::ordered_json policy{{"name", info->name},
-                                  {"kind", kKinds[static_cast<size_t>(info->kind)]},
-                                  {"plain", find_format(info->name).has_value()},
-                                  {"source", info->source},
-                                  {"stores", info->stores},
-                                  {"composes", info->composes},
-                                  {"options", nlohmann::ordered_json::array()}};
-    for (const OptionInfo* option : options_of(*info)) {
-      policy["options"].push_back({{"key", option->key},
-                                   {"legal", legal_values(*option)},
-                                   {"default", option->standard},
-                                   {"official", value_or(option->official, option->standard)},
-                                   {"paper", value_or(option->paper, option->standard)},
-                                   {"help", option->help}});
-    }
-    json["policies"].push_back(std::move(policy));
-  }
-  json["version"] = version_line();
-  fmt::print("{}\n", json.dump());
-}
 
 constexpr size_t kOptionColumns = 78;
 constexpr size_t kOptionIndent = 29;
@@ -85,7 +44,7 @@ void print_line(std::string_view name, const std::string& text) {
 
 void print_text(const std::string& name) {
   for (const PolicyInfo* info : listed(name)) {
-    fmt::print("{} ({})\n", spec_name(*info), kKinds[static_cast<size_t>(info->kind)]);
+    fmt::print("{} ({})\n", spec_name(*info), kind_name(info->kind));
     print_line(info->kind == PartKind::kRetention ? "keeps" : "stores", std::string(info->stores));
     print_line("source", std::string(info->source) +
                              (info->arxiv.empty() ? "" : fmt::format(", arXiv {}", info->arxiv)));
@@ -138,7 +97,9 @@ std::function<int()> add_list(CLI::App& app) {
     if (markdown->count() > 0) {
       fmt::print("{}", options->markdown == "options" ? options_markdown() : policies_markdown());
     } else if (options->json) {
-      print_json(options->name);
+      fmt::print("{}\n", nlohmann::ordered_json{{"policies", policies_json(options->name)},
+                                                {"version", version_line()}}
+                             .dump());
     } else {
       print_text(options->name);
     }
