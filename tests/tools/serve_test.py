@@ -76,6 +76,27 @@ class Chat(ServeCase):
         self.server.answer(text_first)
         self.server.answer({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4})
 
+    def test_explain_is_vlm_kv_s(self):
+        """And counts what admission sets aside."""
+        body = {"kv": "kivi,bits=2", "tokens": 624, "visual": 576, "max_tokens": 32}
+        status, _, found = self.server.ask(body, path="/v1/kv/explain")
+        self.assertEqual(status, 200, found)
+        printed = json.loads(subprocess.run([BUILD / "tools/vlm-kv", "explain", "kivi,bits=2", "--tokens", "624", "--visual", "576", "--json"],
+                                            capture_output=True, check=True).stdout)  # fmt: skip
+        same = printed.keys() - {"model", "version"}
+        self.assertEqual({key: found[key] for key in same}, {key: printed[key] for key in same})
+        self.assertGreater(found["reserved_bytes"], found["bytes"])
+        self.assertGreater(found["at_once"], 1)
+        asked = question(image=scene(1), max_tokens=9, kv="int4")
+        counted = self.server.ask(asked, path="/v1/kv/explain")[2]
+        answered = self.server.ask(asked)[2]
+        self.assertEqual((counted["tokens"], counted["max_tokens"]), (answered["usage"]["prompt_tokens"], 9))
+        self.assertEqual(counted["visual"], answered["kvlm"]["visual_tokens"])
+        for wrong, key in (({}, "tokens"), ({"tokens": 0}, "tokens"), ({"tokens": 5, "visual": 6}, "visual"),
+                           ({"tokens": 5, "kv": "nope"}, "kv"), ({"tokens": 5, "layers": 1}, "layers")):  # fmt: skip
+            status, _, found = self.server.ask(wrong, path="/v1/kv/explain")
+            self.assertEqual((status, found["error"]["param"]), (400, key), found)
+
     def test_limits_are_clamped_and_told(self):
         answer = self.server.answer(question(image=scene(6), max_tokens=32768))
         self.assertEqual(answer["kvlm"]["max_tokens"], 64)

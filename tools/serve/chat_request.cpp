@@ -1,7 +1,9 @@
 #include "tools/serve/chat_request.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <functional>
@@ -47,6 +49,19 @@ std::string shown(const json& value) {
   if (value.is_object()) return "an object";
   const std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
   return text.size() > 60 ? printable(text.substr(0, 60)) + "..." : printable(text);
+}
+
+/// An integer of a request. Throws ApiError.
+int64_t integer(const std::string& key, const json& value, int64_t least, int64_t most) {
+  const bool whole = value.is_number_integer() &&
+                     !(value.is_number_unsigned() &&
+                       value.get<uint64_t>() > uint64_t{std::numeric_limits<int64_t>::max()});
+  const int64_t found = whole ? value.get<int64_t>() : 0;
+  if (!whole || found < least || found > most) {
+    refuse(key, fmt::format("{} is {}; expected an integer from {} to {}", key, shown(value), least,
+                            most));
+  }
+  return found;
 }
 
 class Reader {
@@ -179,17 +194,6 @@ class Reader {
     if (!(found >= least && found <= most)) {
       refuse(key, fmt::format("{} is {}; expected a number {} {} and at most {}", key, shown(value),
                               least > 0 ? "above" : "of at least", least > 0 ? 0 : least, most));
-    }
-    return found;
-  }
-  static int64_t integer(const std::string& key, const json& value, int64_t least, int64_t most) {
-    const bool whole = value.is_number_integer() &&
-                       !(value.is_number_unsigned() &&
-                         value.get<uint64_t>() > uint64_t{std::numeric_limits<int64_t>::max()});
-    const int64_t found = whole ? value.get<int64_t>() : 0;
-    if (!whole || found < least || found > most) {
-      refuse(key, fmt::format("{} is {}; expected an integer from {} to {}", key, shown(value),
-                              least, most));
     }
     return found;
   }
@@ -367,6 +371,38 @@ json parse_body(const std::string& body) {
   } catch (const Error& error) {
     throw ApiError(400, "invalid_json", error.what());
   }
+}
+
+PromptRequest parse_prompt_request(const json& body) {
+  PromptRequest request;
+  if (!body.is_object() || !body.contains("tokens")) {
+    refuse("tokens",
+           "there are neither messages nor tokens; send {\"tokens\": N, \"visual\": M}, or what "
+           "/v1/chat/completions takes");
+  }
+  constexpr int kMostTokens = 1 << 24;
+  const auto count = [&](const char* key, int least, int most) {
+    return body.contains(key) ? static_cast<int>(integer(key, body[key], least, most)) : 0;
+  };
+  const auto text = [&](const char* key) -> std::optional<std::string> {
+    if (!body.contains(key)) return std::nullopt;
+    if (!body[key].is_string()) {
+      refuse(key, fmt::format("{} is {}; expected text", key, shown(body[key])));
+    }
+    return body[key].get<std::string>();
+  };
+  for (const auto& [key, value] : body.items()) {
+    constexpr std::array kKeys = {"model", "kv", "tokens", "visual", "max_tokens"};
+    if (std::ranges::find(kKeys, key) == kKeys.end()) {
+      refuse(key, fmt::format("there is no {}; send {}", printable(key), fmt::join(kKeys, ", ")));
+    }
+  }
+  request.model = text("model").value_or("");
+  request.kv = text("kv");
+  request.tokens = count("tokens", 1, kMostTokens);
+  request.visual = count("visual", 0, request.tokens);
+  request.max_tokens = count("max_tokens", 0, kMostTokens);
+  return request;
 }
 
 ChatRequest parse_chat_request(const json& body, const ChatLimits& limits,

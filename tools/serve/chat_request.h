@@ -46,6 +46,18 @@ struct ChatRequest {
   std::vector<std::string> ignored;  ///< keys that were not followed, in their order
 };
 
+/// The body of POST /v1/kv/explain without messages.
+struct PromptRequest {
+  std::string model;
+  std::optional<std::string> kv;
+  int tokens = 0;  ///< of the prompt
+  int visual = 0;  ///< of them
+  int max_tokens = 0;
+};
+
+/// Reads such a body. Throws ApiError that names the key.
+PromptRequest parse_prompt_request(const nlohmann::json& body);
+
 /// Reads a body; docs/serve.md has the keys. Throws ApiError that names the key.
 ChatRequest parse_chat_request(const nlohmann::json& body, const ChatLimits& limits,
                                const MediaReader& media);

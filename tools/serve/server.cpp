@@ -24,6 +24,7 @@
 #include "tools/common/room.h"
 #include "tools/common/version.h"
 #include "tools/common/visual_options.h"
+#include "tools/kv/estimate_json.h"
 #include "tools/run/batch_room.h"
 #include "tools/serve/api_error.h"
 #include "tools/serve/chat_reply.h"
@@ -41,8 +42,8 @@ using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr const char* kJson = "application/json";
-constexpr auto kPaths =
-    std::to_array<std::string_view>({"/v1/chat/completions", "/v1/models", "/health", "/metrics"});
+constexpr auto kPaths = std::to_array<std::string_view>(
+    {"/v1/chat/completions", "/v1/models", "/v1/kv/explain", "/health", "/metrics"});
 /// Of an image, and of all images of a request, as they are decoded.
 constexpr int64_t kMostImagePixels = int64_t{1} << 26;
 constexpr int64_t kMostPixels = int64_t{1} << 27;
@@ -87,6 +88,7 @@ struct Server::Asked {
   std::string client;
   std::vector<std::unique_ptr<MemoryFile>> files;
   std::vector<OpenClip> clips;
+  std::shared_ptr<const CachePlan> plan;
   SequenceSize size;
   int context = 0;
   Clock::time_point start = Clock::now();
@@ -225,6 +227,12 @@ void Server::route() {
   });
   http_.Post("/v1/chat/completions", [this](const Request& request, Response& response) {
     guard(request, response, [this](Exchange& exchange) { chat(exchange); });
+  });
+  http_.Post("/v1/kv/explain", [this](const Request& request, Response& response) {
+    guard(request, response, [&](Exchange& exchange) {
+      response.set_content(line_of(explain(request.body)), kJson);
+      exchange.logged = true;
+    });
   });
   const auto get = [this](const char* path, auto text_of, const char* type) {
     http_.Get(path, [this, text_of, type](const Request& request, Response& response) {
@@ -394,31 +402,30 @@ Json Server::health() const {
   return json;
 }
 
-std::string Server::spec_of(const ChatRequest& request) const {
-  const auto alias = options_.aliases.find(request.model);
-  const bool served =
-      request.model.empty() || request.model == options_.name || alias != options_.aliases.end();
+std::string Server::spec_of(const std::string& model, const std::optional<std::string>& kv) const {
+  const auto alias = options_.aliases.find(model);
+  const bool served = model.empty() || model == options_.name || alias != options_.aliases.end();
   if (!served) {
     std::vector<std::string_view> names = {options_.name};
     for (const auto& [name, spec] : options_.aliases) names.push_back(name);
-    const std::string_view near = nearest_spelling(request.model, names);
+    const std::string_view near = nearest_spelling(model, names);
     throw ApiError(404, "model_not_found",
-                   fmt::format("there is no model {}{}; there are {}", printable(request.model),
+                   fmt::format("there is no model {}{}; there are {}", printable(model),
                                near.empty() ? "" : fmt::format(", did you mean {}?", near),
                                fmt::join(names, ", ")),
                    "model");
   }
-  if (request.kv) {
+  if (kv) {
     if (!options_.any_kv) {
       throw ApiError(400, "invalid_kv",
                      "this server takes the cache policies of its models alone; leave out kv",
                      "kv");
     }
-    if (request.kv->find('@') != std::string::npos) {
+    if (kv->find('@') != std::string::npos) {
       throw ApiError(400, "invalid_kv", "kv names a file of the server; write the policy itself",
                      "kv");
     }
-    return *request.kv;
+    return *kv;
   }
   return alias != options_.aliases.end() ? alias->second : session_->plan()->spec;
 }
@@ -439,16 +446,13 @@ std::shared_ptr<const CachePlan> Server::plan_of(const std::string& text) {
   }
 }
 
-std::shared_ptr<Server::Asked> Server::ask(const std::string& body, const std::string& client) {
-  Service& service = this->service();
-  if (draining_) throw ApiError(503, "draining", "the server is about to end; ask another one");
+/// A request and what it needs, found by the headers of its images alone.
+std::shared_ptr<Server::Asked> Server::understand(const nlohmann::json& body) {
   const auto asked = std::make_shared<Asked>();
-  asked->request = parse_chat_request(parse_body(body), limits_, media_);
+  asked->request = parse_chat_request(body, limits_, media_);
   ChatRequest& request = asked->request;
-  const std::shared_ptr<const CachePlan> plan = plan_of(spec_of(request));
+  asked->plan = plan_of(spec_of(request.model, request.kv));
   Model& model = session_->model();
-
-  // What it needs, by headers alone.
   std::vector<PictureShape> shapes;
   int64_t pixels = 0;
   for (const SentMedia& image : request.images) {
@@ -490,7 +494,16 @@ std::shared_ptr<Server::Asked> Server::ask(const std::string& body, const std::s
   const int most = std::min({wanted, options_.max_answer, room});
   asked->size = {static_cast<int>(outline.rows), static_cast<int>(outline.visual_rows),
                  static_cast<int>(outline.rows) + most};
+  return asked;
+}
 
+std::shared_ptr<Server::Asked> Server::ask(const std::string& body, const std::string& client) {
+  Service& service = this->service();
+  if (draining_) throw ApiError(503, "draining", "the server is about to end; ask another one");
+  const std::shared_ptr<Asked> asked = understand(parse_body(body));
+  const ChatRequest& request = asked->request;
+  const std::shared_ptr<const CachePlan> plan = asked->plan;
+  Model& model = session_->model();
   asked->client = client;
   asked->logprobs.emplace(model, request.top_logprobs.has_value());
   asked->facts.id = reply_id();
@@ -499,7 +512,7 @@ std::shared_ptr<Server::Asked> Server::ask(const std::string& body, const std::s
   asked->facts.fingerprint =
       fmt::format("kvlm-{}-{}-{}", kVersion, kCommit, gpu_of(*session_) ? "cuda" : "cpu");
   asked->facts.kv = plan->spec;
-  asked->facts.max_tokens = most;
+  asked->facts.max_tokens = asked->size.max_rows - asked->size.prompt_rows;
   asked->facts.ignored = request.ignored;
   asked->facts.seed = request.seed;
   if (!request.seed && request.temperature.value_or(0) > 0) {
@@ -540,6 +553,37 @@ std::shared_ptr<Server::Asked> Server::ask(const std::string& body, const std::s
     throw ApiError(400, "kv_too_large", error.what());
   }
   return asked;
+}
+
+/// What a request would take of the cache, or a prompt of so many tokens: nothing is decoded or
+/// answered.
+nlohmann::ordered_json Server::explain(const std::string& text) {
+  static_cast<void>(service());  // there is a model
+  const nlohmann::json body = parse_body(text);
+  std::shared_ptr<const CachePlan> plan;
+  SequenceSize size;
+  if (body.is_object() && body.contains("messages")) {
+    const std::shared_ptr<Asked> asked = understand(body);
+    plan = asked->plan;
+    size = asked->size;
+  } else {
+    const PromptRequest request = parse_prompt_request(body);
+    plan = plan_of(spec_of(request.model, request.kv));
+    size = {request.tokens, request.visual, request.tokens + request.max_tokens};
+  }
+  const PromptSize prompt{size.prompt_rows, size.visual_rows};
+  PolicyProfile profile;
+  if (!options_.session.kv_profile.empty()) profile = read_profile(options_.session.kv_profile);
+  Json json = estimate_json(plan->spec, options_.name, plan->shape, prompt,
+                            estimate(parse_spec(plan->spec), plan->shape, prompt, &profile));
+  const Reservation needed = reservation(*plan, size);
+  const size_t capacity = service_->status().capacity_bytes;
+  const size_t left = capacity - std::min(capacity, needed.staging);
+  json["max_tokens"] = size.max_rows - size.prompt_rows;
+  json["reserved_bytes"] = needed.bytes();
+  json["staging_bytes"] = needed.staging;
+  json["at_once"] = left / std::max<size_t>(needed.kept, 1);
+  return json;
 }
 
 void Server::chat(Exchange& exchange) {

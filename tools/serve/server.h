@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -46,13 +47,15 @@ class Server {
   void guard(const httplib::Request& request, httplib::Response& response,
              const std::function<void(Exchange&)>& answer);
   void chat(Exchange& exchange);
+  nlohmann::ordered_json explain(const std::string& body);
+  std::shared_ptr<Asked> understand(const nlohmann::json& body);
   std::shared_ptr<Asked> ask(const std::string& body, const std::string& client);
   void reply_whole(Exchange& exchange, const std::shared_ptr<Asked>& asked);
   void reply_stream(Exchange& exchange, const std::shared_ptr<Asked>& asked);
   bool stream_on(const std::shared_ptr<Asked>& asked, httplib::DataSink& sink);
   void finish(const Asked& asked, int status);
   std::shared_ptr<const CachePlan> plan_of(const std::string& spec);
-  std::string spec_of(const ChatRequest& request) const;
+  std::string spec_of(const std::string& model, const std::optional<std::string>& kv) const;
   nlohmann::ordered_json models() const;
   nlohmann::ordered_json health() const;
   Service& service();
