@@ -1,5 +1,8 @@
 # What the programs need beyond cmake/dependencies.cmake, and a program that links the libraries does not.
 find_package(CLI11 REQUIRED)
+if(NOT KVLM_PROGRAMS AND NOT KVLM_TESTS)
+  return()
+endif()
 pkg_check_modules(libedit REQUIRED IMPORTED_TARGET libedit)
 # Optional: what vlm-serve is built with.
 if(KVLM_SERVE)

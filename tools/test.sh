@@ -10,8 +10,9 @@
 #   --docs    first build the site and the API's pages into build/site; a warning, a link that leads
 #             nowhere or a page that fetches something fails
 #
-# Where nvcc is found, the CUDA kernels are compiled too, for one architecture and one head_dim (their
-# tests need a GPU and are not run here).
+# With the release preset the Python module is built and tested, too, where PyPI is reached. Where nvcc
+# is found, the CUDA kernels are compiled too, for one architecture and one head_dim (their tests need
+# a GPU and are not run here).
 # Exit status 0 if everything passed, 1 if a step failed, naming it; 2 for a wrong argument.
 set -euo pipefail
 
@@ -80,6 +81,7 @@ if [[ $docs ]]; then step "build the site" tools/docs/build.py; fi
 
 build "$preset"
 if command -v nvcc >/dev/null; then build cuda-check; fi
+if [[ $preset == release ]]; then step "build the Python module" tools/python.sh; fi
 
 step "test ($preset)" ctest --test-dir "build/$preset" --output-on-failure --no-tests=error \
   --no-label-summary -j "$jobs"

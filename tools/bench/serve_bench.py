@@ -4,7 +4,7 @@
   serve_bench.py --url http://127.0.0.1:8080/v1 --image a.png --clients 64 --requests 640
 
 Every request streams its answer to one image and a question of its own. Prints a line of JSON: requests and tokens per
-second, and percentiles (50, 90, 99) in milliseconds of the time to the first event, of the time that a token takes behind
+second, and percentiles (50, 90, 99) in milliseconds of the time to the first event, of the time that a token takes after
 the first (by request, on the server's clock), and of a whole request.
 """
 

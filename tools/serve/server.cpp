@@ -174,7 +174,7 @@ void Server::begin(Session& session) {
                 options_.most_running);
 }
 
-/// Without --kv-memory the cache becomes smaller until what is beside it has room, too.
+/// Without --kv-memory the cache becomes smaller until all else has room, too.
 std::unique_ptr<Service> Server::make_service(Service::Settings& settings) {
   while (true) {
     try {
@@ -184,7 +184,7 @@ std::unique_ptr<Service> Server::make_service(Service::Settings& settings) {
       const size_t smaller = settings.cache_bytes / 10 * 9;
       if (options_.kv_memory || smaller < session_bytes(*session_->plan(), 2)) {
         throw Error(ErrorCode::kOutOfMemory,
-                    fmt::format("no memory for prompts of {} tokens and {} sequences beside a "
+                    fmt::format("no memory for prompts of {} tokens and {} sequences with a "
                                 "cache of {} ({}); give a smaller --kv-memory, --max-prompt or "
                                 "--max-batch",
                                 options_.max_prompt, options_.most_running,

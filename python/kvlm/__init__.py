@@ -1,0 +1,422 @@
+"""Vision-language models with a KV cache that can be quantized, shared and cut, one policy a call.
+
+    import kvlm
+
+    with kvlm.Model("pocket") as model:
+        print(model.generate("cat.png", "What is this?", kv="prefixkv,keep=0.5 + kivi").text)
+
+The sentences of `kv` are those of the programs: docs/policies.md, or list_policies().
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+
+if TYPE_CHECKING:
+
+    class Error(RuntimeError):
+        """What cannot be done, and what to do next, in a sentence."""
+
+        code: str  #: "invalid_argument", "corrupt_file", "unsupported", "out_of_memory", "device" or "cancelled"
+else:
+    from ._core import Error
+
+__all__ = ["CacheReport", "Clip", "Error", "Model", "Piece", "Policy", "PolicyOption", "Result", "Timings", "TokenLogprob",
+           "canonical", "explain", "list_policies"]  # fmt: skip
+
+_LOOK_MS = 100  # how often a wait looks for Ctrl+C
+_POLL_MS = 5  # how long a batch waits for one answer before it looks at the others
+
+
+@dataclass(frozen=True)
+class CacheReport:
+    """What the cache of an answer held at its end."""
+
+    spec: str  #: the policy, with nothing left to a default
+    bytes: int
+    f16_bytes: int  #: of plain 16-bit rows of the same tokens
+    stored_bits: float  #: per element of all tokens, scales and masks included
+    nominal_bits: float  #: what the policy claims: codes alone
+    slots: float  #: rows kept, mean over layers
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Milliseconds."""
+
+    vision_ms: float
+    prefill_ms: float
+    ttft_ms: float  #: from the request's turn to its first token
+    decode_ms: float  #: from the first token to the last
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Natural logarithms of probabilities by the model's own logits, before penalty and temperature."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]  #: the likeliest tokens, as many as were asked for
+
+
+@dataclass(frozen=True)
+class Result:
+    """An answer."""
+
+    text: str
+    tokens: list[int]  #: generated ids, the final one that ends the answer included
+    finish_reason: str  #: "stop" or "length"
+    prompt_tokens: int  #: visual tokens included
+    visual_tokens: int
+    timings: Timings
+    cache: CacheReport
+    logprobs: list[TokenLogprob] | None = None
+    json: dict[str, Any] = field(default_factory=dict, repr=False)  #: the object that `vlm-run --json` prints
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a stream brings at a time."""
+
+    text: str
+    tokens: list[int]  #: of a stream with logprobs; else empty
+    logprobs: list[TokenLogprob]
+    result: Result | None  #: with the last piece
+
+
+@dataclass(frozen=True)
+class PolicyOption:
+    key: str
+    legal: str
+    default: str
+    official: str  #: under profile=official: as the published code has it
+    paper: str  #: under profile=paper
+    help: str
+
+
+@dataclass(frozen=True)
+class Policy:
+    name: str
+    kind: str  #: "quantizer", "retention" or "sharing"
+    source: str
+    stores: str
+    composes: str
+    options: list[PolicyOption]
+
+
+class Clip:
+    """A video in memory.
+
+    frames  images of one size: paths, bytes of files, PIL images or uint8 arrays (height, width, 3)
+    fps     frames a second, which models that tell the time need
+    """
+
+    def __init__(self, frames: Iterable[Any], fps: float = 0.0) -> None:
+        self._video = _core.Video.from_frames([_pixels(frame) for frame in frames], fps)
+
+
+def _array_of_pil(image: Any) -> Any:
+    """A PIL image as something with a buffer."""
+    rgb = image if image.mode == "RGB" else image.convert("RGB")
+    return memoryview(rgb.tobytes()).cast("B", (rgb.height, rgb.width, 3))
+
+
+def _is_pil(value: Any) -> bool:
+    return hasattr(value, "mode") and hasattr(value, "tobytes") and hasattr(value, "convert")
+
+
+def _image(value: Any) -> _core.Image:
+    """A path and bytes are decoded by kvlm; a PIL image or an array are pixels."""
+    if isinstance(value, str | os.PathLike):
+        return _core.Image.from_file(os.fspath(value))
+    if isinstance(value, bytes | bytearray):
+        return _core.Image.from_bytes(bytes(value))
+    if _is_pil(value):
+        return _core.Image.from_pixels(_array_of_pil(value))
+    try:
+        return _core.Image.from_pixels(value)
+    except TypeError:
+        raise TypeError(
+            f"an image is {_described(value)}; give a path, the bytes of a file, a PIL image or a uint8 array "
+            "(height, width, 3)"
+        ) from None
+
+
+def _pixels(value: Any) -> _core.Image:
+    """A frame, decoded."""
+    if isinstance(value, str | os.PathLike | bytes | bytearray):
+        try:
+            from PIL import Image
+        except ImportError:
+            raise TypeError("a frame of a clip is a file; install Pillow, or give pixels") from None
+        import io
+
+        return _image(Image.open(io.BytesIO(value) if isinstance(value, bytes | bytearray) else value))
+    return _image(value)
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    kind = type(value).__name__
+    return f"a {kind} of shape {tuple(shape)} and type {getattr(value, 'dtype', '?')}" if shape is not None else f"a {kind}"
+
+
+def _list(value: Any) -> list[Any]:
+    """One image or video, or several."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _logprob(token: int, found: tuple[float, tuple[tuple[int, float], ...]]) -> TokenLogprob:
+    return TokenLogprob(token, found[0], list(found[1]))
+
+
+def _result(text: str) -> Result:
+    found = json.loads(text)
+    kv, timings = found["kv"], found["timings"]
+    logprobs = found.get("logprobs")
+    return Result(
+        found["text"], found["tokens"], found["finish_reason"], found["prompt_tokens"], found["visual_tokens"],
+        Timings(timings["vision_ms"], timings["prefill_ms"], timings["ttft_ms"], timings["decode_ms"]),
+        CacheReport(kv["spec"], kv["bytes"], kv["f16_bytes"], kv["stored_bits"], kv["nominal_bits"], kv["slots"]),
+        None if logprobs is None else [TokenLogprob(e["token"], e["logprob"], [(t, p) for t, p in e["top"]]) for e in logprobs],
+        found,
+    )  # fmt: skip
+
+
+class Model:
+    """A loaded checkpoint. Calls from several threads are answered together, each as it would be alone.
+
+    model         a folder, org/name in the Hugging Face cache, "pocket" (bundled), or synthetic:NAME
+    kv            the policy of calls that name none
+    device        "auto", "cpu" or "cuda[:N]"
+    dtype         "auto" (as in the files), "f32", "f16" or "bf16"
+    weights       "16", "int8" or "int4": what the decoder's matrices are rounded to while loading
+    lora          folder of a PEFT adapter
+    threads       of the CPU; 0: one per core
+    cache_memory  bytes of all caches together; default: eight answers of the whole context, within a quarter of the memory
+    progress      called with (phase, done, total) while loading; what it raises ends that
+
+    Raises Error. A model that was made before os.fork() refuses everything in the child.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] = "pocket",
+        *,
+        kv: str = "f16",
+        device: str = "auto",
+        dtype: str = "auto",
+        weights: str = "16",
+        lora: str | os.PathLike[str] | None = None,
+        activations: str = "8",
+        threads: int = 0,
+        cache_memory: int | None = None,
+        kv_profile: str | os.PathLike[str] | None = None,
+        image_backend: str = "auto",
+        image_aspect: str = "auto",
+        tiles: int | None = None,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+        progress: Callable[[str, int, int], object] | None = None,
+    ) -> None:
+        options = _core.Options()
+        options.model = _model_path(model)
+        options.kv = kv
+        options.device, options.dtype, options.weights, options.activations = device, dtype, weights, activations
+        options.lora = os.fspath(lora) if lora is not None else ""
+        options.kv_profile = os.fspath(kv_profile) if kv_profile is not None else ""
+        options.threads = threads
+        options.image_backend, options.image_aspect, options.max_tiles = image_backend, image_aspect, tiles
+        options.min_pixels, options.max_pixels = min_pixels, max_pixels
+        self._engine = _core.Engine(options, cache_memory, progress)
+        self.info: dict[str, Any] = json.loads(self._engine.info())
+
+    def close(self) -> None:
+        """Ends what is being answered, and refuses everything from now on."""
+        self._engine.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def generate(self, images: Any = None, prompt: str | None = None, **options: Any) -> Result:
+        """Answers a question about images, or describes them if there is none.
+
+        images    one, or a list: a path, bytes of a file, a PIL image, a uint8 array (height, width, 3)
+        prompt    the question
+        options   videos (paths or Clip), messages in place of prompt, system, kv, max_tokens, temperature, top_p, top_k,
+                  repetition_penalty, seed, stop, logprobs (so many alternatives a token), fps or frames of videos
+
+        The tokens are those of `vlm-run` with the same options.
+        """
+        answer = self._ask(images, prompt, options)
+        while not answer.wait(_LOOK_MS)[3]:
+            pass
+        return _result(self._engine.result(answer))
+
+    def stream(self, images: Any = None, prompt: str | None = None, **options: Any) -> Iterator[Piece]:
+        """The same, piece by piece. A stream that is closed early ends its answer."""
+        answer = self._ask(images, prompt, options)
+        return self._pieces(answer)
+
+    def _pieces(self, answer: _core.Answer) -> Iterator[Piece]:
+        done = False
+        while not done:
+            text, tokens, logprobs, done = answer.wait(_LOOK_MS)
+            if done or text:
+                found = [_logprob(token, each) for token, each in zip(tokens, logprobs, strict=True)]
+                yield Piece(text, tokens, found, _result(self._engine.result(answer)) if done else None)
+
+    def batch(
+        self, records: Iterable[Mapping[str, Any]], *, batch_size: int = 16, images: Any = None, prompt: str | None = None, **options: Any
+    ) -> Iterator[tuple[int, Result | Error]]:
+        """Answers many: yields (number of the record, Result) as they finish, or the Error of a record.
+
+        records     what generate() takes, as mappings; "image" is short for "images"
+        batch_size  records that are read ahead, and answered together as far as the cache has room
+        images, prompt, options  for records that do not have their own
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; expected 1 or more")
+        running: list[tuple[int, _core.Answer]] = []
+        source = enumerate(records)
+        while True:
+            while len(running) < batch_size and (entry := next(source, None)) is not None:
+                number, record = entry
+                own = {"images": images, "prompt": prompt} | options | dict(record)
+                if "image" in own:
+                    own["images"] = own.pop("image")
+                try:
+                    running.append((number, self._ask(own.pop("images"), own.pop("prompt"), own)))
+                except Error as error:
+                    yield number, error
+            if not running:
+                return
+            finished = [entry for entry in running if entry[1].wait(0)[3]]
+            if not finished:
+                running[0][1].wait(_POLL_MS)
+            for done in finished:
+                running.remove(done)
+                try:
+                    yield done[0], _result(self._engine.result(done[1]))
+                except Error as error:
+                    yield done[0], error
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token adds to an answer: any bytes, half a character among them."""
+        return self._engine.token_bytes(token)
+
+    def _ask(self, images: Any, prompt: str | None, options: Mapping[str, Any]) -> _core.Answer:
+        return self._engine.ask(_question(images, prompt, **options))
+
+
+def _question(
+    images: Any,
+    prompt: str | None,
+    *,
+    videos: Any = None,
+    messages: Sequence[Mapping[str, Any]] | None = None,
+    system: str | None = None,
+    kv: str | None = None,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    repetition_penalty: float | None = None,
+    seed: int = 0,
+    stop: str | Sequence[str] | None = None,
+    logprobs: int | None = None,
+    fps: float | None = None,
+    frames: int | None = None,
+) -> _core.Question:
+    question = _core.Question()
+    if messages is not None and (images is not None or videos is not None or prompt is not None or system is not None):
+        raise TypeError("messages hold their own images, videos and texts; drop images, videos, prompt and system")
+    if messages is None and system is not None:
+        parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in _list(images)]
+        parts += [{"type": "video", "video": video} for video in _list(videos)]
+        if not prompt:
+            raise TypeError("system needs a prompt; give one")
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": [*parts, {"type": "text", "text": prompt}]}]
+        images = videos = None
+    for message in messages or []:
+        _add_message(question, message)
+    for image in _list(images):
+        question.add_image(_image(image))
+    for video in _list(videos):
+        question.add_video(_video(video))
+    question.set_frames(fps, frames)
+    question.prompt = prompt or ""
+    question.kv = kv or ""
+    question.max_tokens, question.temperature, question.top_p, question.top_k = max_tokens, temperature, top_p, top_k
+    question.repetition_penalty, question.seed, question.logprobs = repetition_penalty, seed, logprobs
+    question.stop = [stop] if isinstance(stop, str) else list(stop or [])
+    return question
+
+
+def _add_message(question: _core.Question, message: Mapping[str, Any]) -> None:
+    content = message["content"]
+    parts: list[tuple[str, str]] = []
+    for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+        kind = part["type"]
+        if kind == "image":
+            question.add_image(_image(part["image"]))
+        elif kind == "video":
+            question.add_video(_video(part["video"]))
+        elif kind != "text":
+            raise TypeError(f'a part of a message is of type {kind!r}; expected "text", "image" or "video"')
+        parts.append((kind, part["text"] if kind == "text" else ""))
+    question.add_message(message["role"], parts)
+
+
+def _video(value: Any) -> _core.Video:
+    if isinstance(value, Clip):
+        return value._video
+    if isinstance(value, str | os.PathLike):
+        return _core.Video.from_file(os.fspath(value))
+    raise TypeError(f"a video is {_described(value)}; give a path or kvlm.Clip(frames, fps)")
+
+
+def _model_path(model: str | os.PathLike[str]) -> str:
+    """The bundled model lies beside this file where the module is installed."""
+    name = os.fspath(model)
+    inside = Path(__file__).parent / "pocket/pocket-llava"
+    return str(inside) if name in ("pocket", "pocket-llava") and inside.is_dir() else name
+
+
+def explain(
+    kv: str, *, model: str | os.PathLike[str] = "pocket", tokens: int, visual: int = 0, kv_profile: str | os.PathLike[str] | None = None
+) -> dict[str, Any]:
+    """What a policy stores after a prompt of `tokens` tokens, `visual` of them visual: the object that
+    `vlm-kv explain --json` prints, with bytes by layer and component. Reads no weights."""
+    profile = os.fspath(kv_profile) if kv_profile is not None else ""
+    found: dict[str, Any] = json.loads(_core.explain(kv, _model_path(model), tokens, visual, profile))
+    return found
+
+
+def list_policies(name: str = "") -> list[Policy]:
+    """All policies, or the one of a name, with their options and sources."""
+    return [
+        Policy(p["name"], p["kind"], p["source"], p["stores"], p["composes"], [PolicyOption(**option) for option in p["options"]])
+        for p in json.loads(_core.list_policies(name))
+    ]
+
+
+def canonical(kv: str) -> str:
+    """The sentence of a policy as kvlm prints it, or Error with the nearest one."""
+    return _core.canonical(kv)
+
+
+__version__ = _core.version()

@@ -1,0 +1,216 @@
+"""import kvlm: answers, streams and batches are vlm-run's, whatever form an image has and whoever else asks."""
+
+import concurrent.futures
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest
+from pathlib import Path
+
+from module_case import KV, ROOT, RUN, scene
+
+import kvlm
+import numpy as np
+from PIL import Image
+
+SPECS = ("f16", "kivi", "prefixkv,keep=0.5 + kivi", "calibquant,bits=2", "h2o,keep=0.5", "xquant", "snapkv,keep=0.3", "int4")
+MODELS = ("pocket", "pocket-internvl", "pocket-qwen")
+
+
+def bundled(model):
+    return model if model == "pocket" else ROOT / "tools/pocket" / model
+
+
+def by_program(model, spec, images):
+    """The tokens that `vlm-run --batch` gives."""
+    records = "".join(json.dumps({"id": i, "image": str(image)}) + "\n" for i, image in enumerate(images))
+    out = ROOT / f"build/python-test-{os.getpid()}.jsonl"
+    listed = out.with_suffix(".in.jsonl")
+    listed.write_text(records)
+    try:
+        subprocess.run([RUN, "-q", "-m", bundled(model), "--kv", spec, "--device", "cpu", "--batch", listed, "--out", out], check=True)
+        answers = sorted((json.loads(line) for line in out.read_text().splitlines()), key=lambda answer: answer["id"])
+        return [answer["tokens"] for answer in answers]
+    finally:
+        for file in (out, listed, out.with_suffix(".run.json")):
+            file.unlink(missing_ok=True)
+
+
+class Answers(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.model = kvlm.Model("pocket", device="cpu", threads=2)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.model.close()
+
+    def test_answers_are_vlm_run_s(self):
+        """Alone, streamed and in a batch, for every family."""
+        images = [scene(i) for i in range(6)]
+        for name in MODELS:
+            with kvlm.Model(bundled(name), device="cpu", threads=2) as model:
+                for spec in SPECS:
+                    with self.subTest(model=name, kv=spec):
+                        expected = by_program(name, spec, images)
+                        together = dict(model.batch(({"image": image} for image in images), kv=spec, batch_size=4))
+                        self.assertEqual([together[i].tokens for i in range(len(images))], expected)
+                        self.assertEqual(model.generate(images[1], kv=spec).tokens, expected[1])
+                        *_, last = model.stream(images[2], kv=spec)
+                        self.assertEqual(last.result.tokens, expected[2])
+
+    def test_an_image_has_many_forms(self):
+        path = scene(3)
+        with Image.open(path) as image:
+            pixels = image.convert("RGB")
+        expected = self.model.generate(path).tokens
+        for form in (str(path), path.read_bytes(), bytearray(path.read_bytes()), pixels, np.asarray(pixels), memoryview(np.asarray(pixels)),
+                     [path], (np.asarray(pixels),)):  # fmt: skip
+            self.assertEqual(self.model.generate(form).tokens, expected, type(form))
+        turned = np.asarray(pixels)[::-1, ::-1]  # of negative strides
+        self.assertEqual(self.model.generate(turned).tokens, self.model.generate(np.ascontiguousarray(turned)).tokens)
+        for wrong in (3, np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 4), np.uint8), {"a": 1}):
+            with self.assertRaises(TypeError):
+                self.model.generate(wrong)
+
+    def test_a_stream_is_its_answer(self):
+        pieces = list(self.model.stream(scene(4), "Describe the image.", logprobs=3))
+        result = pieces[-1].result
+        self.assertEqual("".join(piece.text for piece in pieces), result.text)
+        self.assertEqual([token for piece in pieces for token in piece.tokens], result.tokens)
+        self.assertEqual([each for piece in pieces for each in piece.logprobs], result.logprobs)
+        self.assertGreater(len(pieces), 5)
+        for entry in result.logprobs:
+            self.assertEqual(len(entry.top), 3)
+            self.assertEqual((entry.token, entry.logprob), entry.top[0])  # greedy
+        joined = b"".join(map(self.model.token_bytes, result.tokens[:-1])).decode()
+        self.assertEqual(joined.strip(), result.text.strip())
+
+    def test_messages_hold_their_images(self):
+        alone = self.model.generate(scene(5), "What is in the image?")
+        parts = [{"type": "image", "image": scene(5)}, {"type": "text", "text": "What is in the image?"}]
+        self.assertEqual(self.model.generate(messages=[{"role": "user", "content": parts}]).tokens, alone.tokens)
+        with self.assertRaises(TypeError):
+            self.model.generate(scene(5), messages=[{"role": "user", "content": "why?"}])
+
+    def test_sampling_options_are_followed(self):
+        drawn = [self.model.generate(scene(6), temperature=1.5, seed=seed, max_tokens=12).tokens for seed in (1, 1, 2)]
+        self.assertEqual(drawn[0], drawn[1])
+        self.assertNotEqual(drawn[0], drawn[2])
+        self.assertEqual(self.model.generate(scene(6), max_tokens=3).finish_reason, "length")
+        whole = self.model.generate(scene(6)).text
+        self.assertEqual(self.model.generate(scene(6), stop=" objects").text, whole.split(" objects")[0])
+
+    def test_errors_are_exceptions_with_a_code(self):
+        for wrong, code in (({"kv": "kiwi"}, "invalid_argument"), ({"images": "gone.png"}, "corrupt_file"), ({"images": b"no image"}, "corrupt_file"),
+                            ({"temperature": -1.0}, "invalid_argument"), ({"max_tokens": 0}, "invalid_argument"), ({"top_p": 0.0}, "invalid_argument"),
+                            ({"videos": scene(0)}, "corrupt_file"), ({"videos": "gone.mp4"}, "corrupt_file")):  # fmt: skip
+            with self.subTest(wrong), self.assertRaises(kvlm.Error) as caught:
+                self.model.generate(**({"images": scene(0)} | wrong))
+            self.assertEqual(caught.exception.code, code, caught.exception)
+        found = dict(self.model.batch([{"image": scene(0)}, {"image": "gone.png"}, {"image": scene(1)}], max_tokens=2))
+        self.assertEqual([type(found[i]).__name__ for i in range(3)], ["Result", "Error", "Result"])
+        with self.assertRaises(kvlm.Error):
+            kvlm.Model("no-such-model")
+        with self.assertRaises(kvlm.Error) as caught:
+            kvlm.Model("pocket", device="cpu", cache_memory=1000).generate(scene(0))
+        self.assertEqual(caught.exception.code, "out_of_memory")
+
+    def test_many_threads_ask_one_model(self):
+        alone = {(i, kv): self.model.generate(scene(i), kv=kv, max_tokens=16).tokens for i in range(4) for kv in SPECS[:3]}
+        keys = list(alone) * 8
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            for key, tokens in zip(keys, pool.map(lambda key: self.model.generate(scene(key[0]), kv=key[1], max_tokens=16).tokens, keys), strict=True):
+                self.assertEqual(tokens, alone[key])
+
+    def test_a_stream_that_is_dropped_ends(self):
+        stream = self.model.stream(scene(0), max_tokens=500)
+        next(stream)
+        del stream
+        gc.collect()
+        started = time.monotonic()
+        self.model.generate(scene(0), max_tokens=1)
+        self.assertLess(time.monotonic() - started, 5)
+
+    def test_loading_tells_its_progress_and_can_be_ended(self):
+        told = []
+        kvlm.Model("pocket", device="cpu", progress=lambda *each: told.append(each)).close()
+        self.assertEqual((told[-1][0], told[-1][1]), ("loading", told[-1][2]))
+
+        def refuse(*_):
+            raise ZeroDivisionError("enough")
+
+        with self.assertRaises(ZeroDivisionError):
+            kvlm.Model("pocket", device="cpu", progress=refuse)
+
+    def test_a_child_of_a_fork_is_refused(self):
+        child = os.fork()
+        if child == 0:
+            try:
+                self.model.generate(scene(0))
+            except kvlm.Error as error:
+                os._exit(0 if "fork" in str(error) else 3)
+            os._exit(2)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+
+    def test_ctrl_c_ends_an_answer(self):
+        timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        started = time.monotonic()
+        with self.assertRaises(KeyboardInterrupt):
+            for number in range(10**6):
+                self.model.generate(scene(number % 5))
+        self.assertLess(time.monotonic() - started, 1.5)
+        self.assertTrue(self.model.generate(scene(0)).text)
+
+
+class Module(unittest.TestCase):
+    def test_explain_is_vlm_kv_s(self):
+        printed = json.loads(subprocess.run([KV, "explain", "kivi,bits=2", "--tokens", "624", "--visual", "576", "--json"], capture_output=True, check=True).stdout)
+        found = kvlm.explain("kivi,bits=2", tokens=624, visual=576)
+        same = printed.keys() - {"model", "version"}
+        self.assertEqual({key: found[key] for key in same}, {key: printed[key] for key in same})
+
+    def test_policies_are_vlm_kv_s(self):
+        printed = json.loads(subprocess.run([KV, "list", "--json"], capture_output=True, check=True).stdout)["policies"]
+        self.assertEqual([policy.name for policy in kvlm.list_policies()], [policy["name"] for policy in printed])
+        self.assertEqual(kvlm.canonical("visual=kivi text=f16"), kvlm.canonical(kvlm.canonical("visual=kivi text=f16")))
+        with self.assertRaises(kvlm.Error):
+            kvlm.list_policies("kiwi")
+
+    def test_it_brings_nothing_else_with_it(self):
+        code = "import sys, kvlm; print(sorted({'torch', 'numpy', 'PIL'} & set(sys.modules)))"
+        self.assertEqual(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip(), "[]")
+
+    def test_an_unfinished_stream_does_not_delay_the_exit(self):
+        code = f"import kvlm; m = kvlm.Model('pocket', device='cpu'); s = m.stream({str(scene(0))!r}, max_tokens=1000); next(s)"
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+        self.assertLess(time.monotonic() - started, 10)
+
+    def test_types_are_complete(self):
+        done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", "-p", "kvlm"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        stub = (Path(kvlm.__file__).parent / "_core.pyi").read_text()
+        self.assertNotIn("std::", stub)
+
+    def test_public_names_are_documented(self):
+        for name in kvlm.__all__:
+            self.assertTrue(getattr(kvlm, name).__doc__, name)
+        for name, member in vars(kvlm.Model).items():
+            if callable(member) and not name.startswith("_"):
+                self.assertTrue(member.__doc__, name)
+
+    def test_models_can_be_made_often(self):
+        for _ in range(30):
+            with kvlm.Model("pocket", device="cpu", threads=1) as model:
+                self.assertTrue(model.info["layers"])
+
+
+if __name__ == "__main__":
+    unittest.main()
