@@ -57,6 +57,8 @@ struct LayerRows {
   std::span<const StoredRows> values;  ///< (kv_heads,)
   ConstTensorView queries;             ///< (n, q_heads, head_dim) after RoPE, if requested
   float scale = 1;                     ///< of q . k
+  int layer = 0;
+  std::span<const int16_t> modality = {};  ///< (n,)
 };
 
 /// Input of Retention::select(): a prompt at its end.

@@ -228,7 +228,8 @@ void PromptSelector::score(Sequence& sequence, const StepRows& rows, int layer,
   const size_t of_layer = traits_.kv_heads() * static_cast<size_t>(sequence.size.prompt_rows);
   prompt.row_scores.resize(staged_layers() * of_layer);
   traits_.retention()->score(
-      {&traits_.shape(), stored[0], stored[1], needs.queries ? q : ConstTensorView(), scale},
+      {&traits_.shape(), stored[0], stored[1], needs.queries ? q : ConstTensorView(), scale, layer,
+       sequence.modality},
       std::span(prompt.row_scores).subspan(index_of(layer) * of_layer, of_layer), stream);
 }
 

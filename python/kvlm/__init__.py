@@ -10,8 +10,10 @@ The sentences of `kv` are those of the programs: docs/policies.md, or list_polic
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _core
+from .rules import Choice, Layer, retention
 
 if TYPE_CHECKING:
 
@@ -29,8 +32,8 @@ if TYPE_CHECKING:
 else:
     from ._core import Error
 
-__all__ = ["CacheReport", "Clip", "Error", "Model", "Piece", "Policy", "PolicyOption", "Result", "Timings", "TokenLogprob",
-           "canonical", "explain", "list_policies"]  # fmt: skip
+__all__ = ["CacheReport", "Choice", "Clip", "Error", "Layer", "Model", "Piece", "Policy", "PolicyOption", "Result", "Timings",
+           "TokenLogprob", "canonical", "explain", "list_policies", "retention"]  # fmt: skip
 
 _LOOK_MS = 100  # how often a wait looks for Ctrl+C
 _POLL_MS = 5  # how long a batch waits for one answer before it looks at the others
@@ -193,6 +196,16 @@ def _result(text: str) -> Result:
     )  # fmt: skip
 
 
+_models: weakref.WeakSet[Model] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A rule cannot run any more once the interpreter ends."""
+    for model in list(_models):
+        model.close()
+
+
 class Model:
     """A loaded checkpoint. Calls from several threads are answered together, each as it would be alone.
 
@@ -239,6 +252,7 @@ class Model:
         options.image_backend, options.image_aspect, options.max_tiles = image_backend, image_aspect, tiles
         options.min_pixels, options.max_pixels = min_pixels, max_pixels
         self._engine = _core.Engine(options, cache_memory, progress)
+        _models.add(self)
         self.info: dict[str, Any] = json.loads(self._engine.info())
 
     def close(self) -> None:

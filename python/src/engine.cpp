@@ -1,6 +1,7 @@
 #include "python/src/engine.h"
 
 #include <fmt/format.h>
+#include <nanobind/nanobind.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include "kvcache/make_cache.h"
 #include "kvcache/plan/planner.h"
 #include "kvcache/spec/spec.h"
+#include "python/src/rules.h"
 #include "runtime/clip_file.h"
 #include "runtime/policy_profile.h"
 #include "runtime/prompt.h"
@@ -69,6 +71,9 @@ Engine::Engine(const SessionOptions& options, std::optional<size_t> cache_bytes,
 Engine::~Engine() {
   // The threads of a parent are not in its child.
   if (process_ != getpid()) static_cast<void>(service_.release());
+  // A rule of Python's may be waiting for its turn.
+  std::optional<nanobind::gil_scoped_release> release;
+  if (PyGILState_Check() != 0) release.emplace();
   close();
 }
 
@@ -77,6 +82,10 @@ void Engine::close() {
 }
 
 void Engine::require_open() const {
+  if (in_rule()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "a rule asks the model that is waiting for it; ask it before or afterwards");
+  }
   if (process_ != getpid()) {
     throw Error(ErrorCode::kUnsupported,
                 "the model was made before a fork; start processes by spawn, or make it in each");

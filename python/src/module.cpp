@@ -13,6 +13,7 @@
 #include "kernels/base/error.h"
 #include "kvcache/spec/spec.h"
 #include "python/src/engine.h"
+#include "python/src/rules.h"
 #include "runtime/policy_profile.h"
 #include "runtime/spec_file.h"
 #include "tools/common/model_shape.h"
@@ -162,6 +163,7 @@ std::string info_of(const Engine& engine) {
 // NOLINTNEXTLINE
 NB_MODULE(_core, m) {
   m.doc() = "The engine of kvlm.";
+  nb::set_leak_warnings(false);  // a model of a script's own lives until the process ends
   static nb::object error = nb::steal(PyErr_NewExceptionWithDoc(
       "kvlm.Error", "What cannot be done, and what to do next, in a sentence; .code says its kind.",
       PyExc_RuntimeError, nullptr));
@@ -173,8 +175,11 @@ NB_MODULE(_core, m) {
       nb::object made = error(failure.what());
       made.attr("code") = code_name(failure.code());
       PyErr_SetObject(error.ptr(), made.ptr());
+    } catch (const RuleFailure& failure) {
+      failure.set();
     }
   });
+  add_rules(m);
 
   nb::class_<SentImage>(m, "Image")
       .def_static("from_file", &SentImage::from_file, "path"_a,

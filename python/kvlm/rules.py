@@ -1,0 +1,126 @@
+"""Retention rules in Python: which rows of a prompt a cache keeps.
+
+    @kvlm.retention("vnorm", needs=("values",))
+    def vnorm(layer, *, power: float = 1.0):
+        return numpy.linalg.norm(layer.values, axis=-1) ** power
+
+    model.generate("cat.png", kv="vnorm,keep=0.3,power=2 + int4")
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from . import _core
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The default of an option that is one of several words: the first."""
+
+    words: tuple[str, ...]
+
+    def __init__(self, *words: str) -> None:
+        object.__setattr__(self, "words", words)
+
+
+class Layer:
+    """What a rule sees of a layer at the end of a prompt. Arrays are float32 copies in host memory, on a GPU, too, and
+    speak DLPack and the buffer protocol: numpy.asarray(layer.keys), torch.from_dlpack(layer.keys).
+
+    index    of the layer, from 0, among `layers`
+    rows     n, of the prompt
+    keys     (kv_heads, n, head_dim) after RoPE, as they are stored, if the rule needs "keys"
+    values   (kv_heads, n, head_dim), if it needs "values"
+    queries  (n, q_heads, head_dim) after RoPE, if it needs "queries"
+    scale    of a query times a key
+    tags     (n,) int16: -1 for text, else the number of the image or video
+    visual   (n,) uint8: 1 for rows of images and videos
+    """
+
+    index: int
+    layers: int
+    rows: int
+    scale: float
+    keys: Any
+    values: Any
+    queries: Any
+    tags: Any
+    visual: Any
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self.__dict__.update(found)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f'the rule does not have {name}; ask for it with needs=("{name}",)' if name in _NEEDS else name)
+
+
+_NEEDS = ("keys", "values", "queries")
+
+
+@dataclass(frozen=True)
+class _Rule:
+    function: Callable[..., Any]
+    options: dict[str, tuple[str, str, str]]  # kind, default and choices
+    needs: tuple[str, ...]
+
+    def call(self, found: dict[str, Any], texts: dict[str, str]) -> Any:
+        kinds: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "text": str}
+        return self.function(Layer(found), **{key: kinds[self.options[key][0]](text) for key, text in texts.items()})
+
+
+_rules: dict[str, _Rule] = {}
+
+
+def _options_of(function: Callable[..., Any]) -> dict[str, tuple[str, str, str]]:
+    """The keyword-only parameters."""
+    options = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            continue
+        default = parameter.default
+        if isinstance(default, Choice):
+            options[parameter.name] = ("text", default.words[0], "|".join(default.words))
+        elif isinstance(default, bool) or not isinstance(default, int | float):
+            raise TypeError(f"option {parameter.name} of a rule has the default {default!r}; give an int, a float or kvlm.Choice(...)")
+        else:
+            options[parameter.name] = (type(default).__name__, repr(default).removesuffix(".0"), "")
+    return options
+
+
+def retention(name: str, *, needs: tuple[str, ...] = ("keys", "values")) -> Callable[[Function], Function]:
+    """Makes a function a retention rule that `kv` may name.
+
+    name   [a-z][a-z0-9_]*, of no built-in policy. Decorating another function with it replaces the rule for later prompts
+    needs  of "keys", "values" and "queries", what the function reads
+
+    The function is called once a prompt and layer, layers in order, as function(layer, **options), and returns scores: an
+    array (kv_heads, n) of floats in host memory. Of each KV head the best `keep` stay; sinks, last, head_shared, evict and
+    distance are options of every such rule. Keyword-only parameters with a default are options of the rule's own. What the
+    function raises ends that request and comes out of generate(). It must not ask the model that is waiting for it.
+    """
+    wrong = [need for need in needs if need not in _NEEDS]
+    if wrong:
+        raise ValueError(f"a rule needs {wrong[0]!r}; expected {', '.join(map(repr, _NEEDS))}")
+
+    def decorate(function: Function) -> Function:
+        rule = _Rule(function, _options_of(function), tuple(sorted(needs)))
+        known = _rules.get(name)
+        if known is None:
+            table = [_core.RuleOption(key, kind, default, choices) for key, (kind, default, choices) in rule.options.items()]
+            help_text = (inspect.getdoc(function) or "the rows that the function scores best").split("\n")[0]
+            _core.add_retention(name, help_text, table, *(need in needs for need in _NEEDS))
+        elif (known.options, known.needs) != (rule.options, rule.needs):
+            raise ValueError(f"the rule {name} had other options or needs when it was first made; give this one another name")
+        _rules[name] = rule
+        return function
+
+    return decorate
+
+
+_core.set_rule_caller(lambda name, found, options: _rules[name].call(found, options))

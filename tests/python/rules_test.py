@@ -1,0 +1,164 @@
+"""Retention rules in Python: a rule's answers are those of the built-in policy that it spells out; what it may do wrong is said."""
+
+import gc
+import subprocess
+import sys
+import threading
+import traceback
+import unittest
+
+from module_case import ROOT, scene
+
+import kvlm
+import numpy as np
+
+calls = []
+
+
+@kvlm.retention("norm_of_keys", needs=("keys",))
+def norm_of_keys(layer, *, power: float = 1.0):
+    """the rows of the shortest keys"""
+    calls.append((layer.index, threading.get_ident()))
+    return -(np.linalg.norm(np.asarray(layer.keys, dtype=np.float64), axis=-1) ** power)
+
+
+@kvlm.retention("wrong", needs=("keys", "values", "queries"))
+def wrong(layer, *, how=kvlm.Choice("right", "raises", "nan", "one_nan", "shape", "text", "asks", "keeps")):
+    keys, values, queries = map(np.asarray, (layer.keys, layer.values, layer.queries))
+    scores = np.linalg.norm(values, axis=-1)
+    if how == "raises":
+        raise ZeroDivisionError("in the rule")
+    if how == "nan":
+        return scores * np.nan
+    if how == "one_nan":
+        scores[:, 3] = np.nan
+    if how == "shape":
+        return scores[:, 1:]
+    if how == "text":
+        return "scores"
+    if how == "asks":
+        Rules.model.generate(scene(0), max_tokens=1)
+    if how == "keeps":
+        Rules.kept.append((layer, keys, keys.copy(), queries, queries.copy()))
+    return scores
+
+
+class Rules(unittest.TestCase):
+    kept = []
+
+    @classmethod
+    def setUpClass(cls):
+        cls.model = kvlm.Model("pocket", device="cpu", threads=2)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.model.close()
+
+    def answer(self, kv, number=1, **options):
+        result = self.model.generate(scene(number), kv=kv, max_tokens=24, logprobs=5, **options)
+        return result.tokens, result.logprobs, result.cache.bytes, result.cache.slots
+
+    def test_a_rule_is_the_built_in_one_that_it_spells_out(self):
+        """Every logit to the last bit, so that no other rows can have stayed."""
+        for rest in (",keep=0.5", ",keep=0.2", ",keep=0.3,head_shared=on", ",keep=0.4 + kivi", ",keep=0.3 + int4", ",keep=0.25,sinks=0,last=4"):
+            for number in range(3):
+                with self.subTest(rest=rest, number=number):
+                    self.assertEqual(self.answer("norm_of_keys" + rest, number), self.answer("knorm" + rest, number))
+        other = self.answer("norm_of_keys,keep=0.3,power=-1")  # the longest keys
+        self.assertNotEqual(other[1], self.answer("norm_of_keys,keep=0.3")[1])
+
+    def test_a_batch_of_rules(self):
+        alone = [self.answer("norm_of_keys,keep=0.3 + kivi", i)[0] for i in range(6)]
+        records = [{"image": scene(i)} for i in range(6)]
+        found = dict(self.model.batch(records, kv="norm_of_keys,keep=0.3 + kivi", max_tokens=24, batch_size=6))
+        self.assertEqual([found[i].tokens for i in range(6)], alone)
+
+    def test_it_is_called_once_a_layer_in_order(self):
+        calls.clear()
+        self.model.generate(scene(2), kv="norm_of_keys,keep=0.5", max_tokens=6)
+        self.assertEqual([index for index, _ in calls], list(range(self.model.info["layers"])))
+        self.assertNotIn(threading.get_ident(), {thread for _, thread in calls})
+
+    def test_what_a_rule_sees(self):
+        Rules.kept.clear()
+        result = self.model.generate(scene(2), kv="wrong,keep=0.5,how=keeps", max_tokens=2)
+        info = self.model.info
+        for i in range(20):
+            self.model.generate(scene(i % 5), kv="int4", max_tokens=1)
+        gc.collect()
+        for number, (layer, keys, keys_then, queries, queries_then) in enumerate(Rules.kept):
+            self.assertEqual((layer.index, layer.layers, layer.rows), (number, info["layers"], result.prompt_tokens))
+            self.assertEqual(keys.shape, (info["kv_heads"], result.prompt_tokens, info["head_dim"]))
+            self.assertEqual(queries.shape, (result.prompt_tokens, info["q_heads"], info["head_dim"]))
+            np.testing.assert_array_equal(keys, keys_then)
+            np.testing.assert_array_equal(queries, queries_then)
+            tags, visual = np.asarray(layer.tags), np.asarray(layer.visual)
+            self.assertEqual(int(visual.sum()), result.visual_tokens)
+            np.testing.assert_array_equal(tags >= 0, visual == 1)
+            self.assertFalse(keys.flags.writeable)
+
+    def test_what_a_rule_does_wrong_is_said(self):
+        for how, kind, words in (("raises", ZeroDivisionError, "in the rule"), ("nan", kvlm.Error, "all are NaN"), ("shape", kvlm.Error, "expected an array of shape"),
+                                 ("text", kvlm.Error, "returned a str"), ("asks", kvlm.Error, "waiting for it")):  # fmt: skip
+            with self.subTest(how), self.assertRaises(kind) as caught:
+                self.answer(f"wrong,keep=0.5,how={how}")
+            self.assertIn(words, str(caught.exception))
+            self.assertEqual(len(self.answer("wrong,keep=0.5,how=one_nan")[0]), len(self.answer("f16")[0]))
+        try:
+            self.answer("wrong,keep=0.5,how=raises")
+        except ZeroDivisionError as error:
+            self.assertIn("in wrong", "".join(traceback.format_exception(error)))
+        found = dict(self.model.batch([{"image": scene(i), "kv": f"wrong,keep=0.5,how={how}"} for i, how in enumerate(("right", "nan", "right"))]))
+        self.assertEqual([type(found[i]).__name__ for i in range(3)], ["Result", "Error", "Result"])
+
+    def test_a_rule_is_a_policy(self):
+        self.assertEqual(kvlm.canonical("norm_of_keys,power=1,keep=0.3"), "norm_of_keys,keep=0.3,power=1")
+        listed = kvlm.list_policies("norm_of_keys")[0]
+        self.assertEqual((listed.kind, listed.source, listed.stores), ("retention", "Python", "the rows of the shortest keys"))
+        self.assertIn("power", [option.key for option in listed.options])
+        self.assertEqual(kvlm.explain("norm_of_keys,keep=0.5", tokens=600, visual=576)["bytes"], kvlm.explain("knorm,keep=0.5", tokens=600, visual=576)["bytes"])
+        with self.assertRaisesRegex(kvlm.Error, "power"):
+            kvlm.canonical("norm_of_keys,power=much")
+        with self.assertRaisesRegex(kvlm.Error, "how"):
+            kvlm.canonical("wrong,how=sideways")
+
+    def test_a_rule_can_be_made_again(self):
+        def scored(value):
+            @kvlm.retention("again", needs=())
+            def again(layer, *, shift: int = 0):
+                return np.full((self.model.info["kv_heads"], layer.rows), value) + np.arange(layer.rows) * value
+
+        scored(1.0)
+        newest = self.answer("again,keep=0.3")
+        scored(-1.0)
+        self.assertNotEqual(self.answer("again,keep=0.3"), newest)
+        scored(1.0)
+        self.assertEqual(self.answer("again,keep=0.3"), newest)
+        with self.assertRaisesRegex(ValueError, "another name"):
+            kvlm.retention("again", needs=("keys",))(lambda layer: None)
+
+    def test_what_is_no_rule_is_refused(self):
+        for name in ("knorm", "Upper", "f16", ""):
+            with self.assertRaises(kvlm.Error):
+                kvlm.retention(name)(lambda layer: None)
+        with self.assertRaises(ValueError):
+            kvlm.retention("fine", needs=("weights",))
+        with self.assertRaises(TypeError):
+            kvlm.retention("fine")(lambda layer, *, option="text": None)
+
+    def test_the_interpreter_ends_while_a_rule_works(self):
+        code = f"""
+import kvlm, time
+@kvlm.retention("slow", needs=())
+def slow(layer):
+    time.sleep(0.2)
+    return [[0.0] * layer.rows] * 2
+m = kvlm.Model("pocket", device="cpu")
+s = m.stream({str(scene(0))!r}, kv="slow,keep=0.5")
+time.sleep(0.1)
+"""
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=30, cwd=ROOT)
+
+
+if __name__ == "__main__":
+    unittest.main()
