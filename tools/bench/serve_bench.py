@@ -4,8 +4,8 @@
   serve_bench.py --url http://127.0.0.1:8080/v1 --image a.png --clients 64 --requests 640
 
 Every request streams its answer to one image and a question of its own. Prints a line of JSON: requests and tokens per
-second, and percentiles (50, 90, 99) in milliseconds of the time to the first event, of the time that a token takes after
-the first (by request, on the server's clock), and of a whole request.
+second, and percentiles (50, 90, 99) in milliseconds of the time to the first token and of the time that a token takes after
+it (by request, both on the server's clock), and of a whole request.
 """
 
 import argparse
@@ -41,24 +41,25 @@ def body_of(options, image, number):
 
 
 def ask(address, path, body):
-    """Seconds to the first event, for a token and to the end; tokens of the answer and of the prompt."""
+    """Seconds to the first token, for a token and to the end; tokens of the answer and of the prompt."""
     start = time.monotonic()
     connection = http.client.HTTPConnection(*address, timeout=600)
     connection.request("POST", path, body, {"Content-Type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:
         raise SystemExit(f"serve_bench.py: the server answers {response.status}: {response.read().decode()}")
-    first, token, tokens, prompt = None, 0, 0, 0
+    first, token, tokens, prompt = 0, 0, 0, 0
     for line in response:
         if not line.startswith(b"data: {"):
             continue
         event = json.loads(line[6:])
         if event.get("error"):
             raise SystemExit(f"serve_bench.py: the server answers {event['error']['message']}")
-        first = first or time.monotonic() - start
         if event.get("usage"):
             tokens, prompt = event["usage"]["completion_tokens"], event["usage"]["prompt_tokens"]
-            token = event.get("kvlm", {}).get("decode_ms", 0) / 1000 / max(1, tokens - 1)
+            of_server = event.get("kvlm", {})
+            first = of_server.get("ttft_ms", 0) / 1000
+            token = of_server.get("decode_ms", 0) / 1000 / max(1, tokens - 1)
     connection.close()
     return first, token, time.monotonic() - start, tokens, prompt
 
