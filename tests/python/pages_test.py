@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import re
 import shutil
@@ -33,6 +34,22 @@ class Pages(unittest.TestCase):
                 known["model"].close()
         self.assertIn("vnorm,keep=0.3,power=2 + int4", printed.getvalue())
         self.assertIn("There is one object", printed.getvalue())
+
+    def test_the_notebook(self):
+        """examples/rule.ipynb has no outputs, and runs; its plot goes to a file that one may look at."""
+        notebook = json.loads((ROOT / "examples/rule.ipynb").read_text())
+        cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        self.assertTrue(all(not cell["outputs"] and cell["execution_count"] is None for cell in cells))
+        printed, known = io.StringIO(), {}
+        os.environ["MPLBACKEND"] = "agg"
+        with contextlib.chdir(ROOT / "examples"), contextlib.redirect_stdout(printed):
+            for number, cell in enumerate(cells):
+                exec(compile("".join(cell["source"]), f"cell {number}", "exec"), known)
+        known["plt"].savefig(os.environ.get("KVLM_TEST_PLOT", os.devnull), format="png")
+        sizes = [[size for _, size in points] for points in known["found"].values()]
+        self.assertEqual(sizes[0], sizes[1])
+        self.assertEqual(sizes[1], sizes[2])
+        self.assertIn("unusual,keep=0.7 + int4", printed.getvalue())
 
 
 if __name__ == "__main__":
