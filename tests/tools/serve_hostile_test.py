@@ -50,7 +50,9 @@ class Hostile(ServeCase):
         cls.ARGUMENTS = ("--media-root", root, "--max-body", "8MB", "--max-images", 3)
         super().setUpClass()
         cls.server.text(question(image=scene(0), max_tokens=2))
-        cls.resident = cls.server.resident_bytes()
+
+    def setUp(self):
+        self.resident = self.server.resident_bytes()
 
     def tearDown(self):
         self.assertEqual(self.server.text(question(image=scene(0), max_tokens=2)), "There are")
