@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "kernels/elementwise.h"
 
 // From messages to rows. outline: the chat template is rendered, every placeholder becomes what the
@@ -113,6 +114,30 @@ std::string counted(const std::vector<VisualPlace>& visuals) {
 
 std::string default_question(const Model& model, size_t images, size_t videos) {
   return images == 0 && videos > 0 ? "Describe the video." : std::string(model.caption_prompt());
+}
+
+void complete_question(const Model& model, std::vector<ChatMessage>& messages) {
+  if (messages.empty() || messages.back().role != "user") {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the last message is {}; it must be the user's",
+                            messages.empty() ? "missing"
+                                             : "of the role " + printable(messages.back().role)));
+  }
+  std::vector<ContentItem>& content = messages.back().content;
+  using Kind = ContentItem::Kind;
+  const auto count = [&](Kind kind) {
+    return static_cast<size_t>(std::ranges::count_if(content, [kind](const ContentItem& item) {
+      return item.kind == kind && (kind != Kind::kText || !item.text.empty());
+    }));
+  };
+  if (count(Kind::kText) > 0) return;
+  const size_t images = count(Kind::kImage);
+  const size_t videos = count(Kind::kVideo);
+  if (images + videos == 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "the last message is empty; send a question, an image or a video");
+  }
+  content.push_back({Kind::kText, default_question(model, images, videos)});
 }
 
 ChatMessage user_message(std::string text, size_t images, std::string_view image_token,

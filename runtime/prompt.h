@@ -23,6 +23,10 @@ ChatMessage user_message(std::string text, size_t images, std::string_view image
 /// What is asked where nobody gave words: for a caption, of videos alone for what they show.
 std::string default_question(const Model& model, size_t images, size_t videos);
 
+/// Makes a last turn that has images or videos and no words ask default_question(). Throws
+/// Error{kInvalidArgument} if there is no turn, the last one is not the user's, or it is empty.
+void complete_question(const Model& model, std::vector<ChatMessage>& messages);
+
 /// What stands for the pictures and for the clips of a conversation, each in the order of their
 /// placeholders.
 struct PromptVisuals {

@@ -58,6 +58,12 @@ int run(int argc, char** argv) {
   server.begin(*session);
   count_signals();
   while (signals == 0 && !interrupted() && !server.failed()) std::this_thread::sleep_for(50ms);
+  if (const auto [running, waiting] = server.left(); running + waiting > 0) {
+    print_message(
+        "vlm-serve: finishing {} running and {} waiting requests, for {} s at most; a second "
+        "signal ends them\n",
+        running, waiting, options.drain_s);
+  }
   std::thread draining([&] { server.drain(std::chrono::seconds(options.drain_s)); });
   std::atomic<bool> ended = false;
   std::thread hurrying([&] {

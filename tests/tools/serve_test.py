@@ -4,11 +4,14 @@ import concurrent.futures
 import json
 import math
 import re
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import unittest
+from pathlib import Path
 
 from serve_case import BUILD, CHAT, HELDOUT, QUESTION, ROOT, SERVE, Server, ServeCase, image_part, question, scene, vlm_run
 
@@ -176,12 +179,27 @@ class Page(ServeCase):
 
     def test_curl_commands(self):
         text = (ROOT / "docs/serve.md").read_text()
-        commands = re.findall(r"^    (curl (?:[^\n]|\n      )*)", text, re.MULTILINE)
-        self.assertEqual(len(commands), 2)
-        for command in commands:
-            done = subprocess.run(["bash", "-c", command.replace(":8080", f":{self.server.port}")], capture_output=True, text=True)
-            self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertNotIn("error", json.loads(done.stdout), done.stdout)
+        commands = re.findall(r"^    ((?:curl|printf) (?:[^\n]|\n      )*)", text, re.MULTILINE)
+        self.assertEqual(len(commands), 3)
+        answers = []
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy(scene(1), Path(folder, "a.png"))
+            for command in commands:
+                done = subprocess.run(["bash", "-c", command.replace(":8080", f":{self.server.port}")], capture_output=True, text=True, cwd=folder)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                if done.stdout:
+                    answers.append(json.loads(done.stdout))
+                    self.assertNotIn("error", answers[-1], done.stdout)
+        self.assertEqual(answers[1]["choices"][0]["message"]["content"], vlm_run("--image", scene(1), "--kv", "kivi")["text"])
+
+    def test_an_image_without_a_question_is_captioned(self):
+        caption = self.server.text(question(image=scene(1)))
+        part = image_part(scene(1).read_bytes())
+        for content in ([part], [part, {"type": "text", "text": ""}]):
+            self.assertEqual(self.server.text({"messages": [{"role": "user", "content": content}]}), caption)
+        for content in ("", []):
+            status, _, found = self.server.ask({"messages": [{"role": "user", "content": content}]})
+            self.assertEqual(status, 400, found)
 
     def test_codes_are_those_of_the_page(self):
         page = (ROOT / "docs/serve.md").read_text().split("## Errors")[1].split("## ")[0]

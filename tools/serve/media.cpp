@@ -137,11 +137,13 @@ std::vector<std::byte> MediaReader::read_file(std::string_view url, const std::s
   if (path.starts_with("localhost/")) path.remove_prefix(std::strlen("localhost"));
   for (const std::string& absolute : {std::string(path), percent_decoded(path)}) {
     const std::string below = root_ == "/" ? "/" : root_ + '/';
-    if (!absolute.starts_with(below) || absolute.find('\0') != std::string::npos) continue;
+    const bool is_relative = !absolute.starts_with('/');
+    if (!is_relative && !absolute.starts_with(below)) continue;
+    if (absolute.empty() || absolute.find('\0') != std::string::npos) continue;
     open_how how{};
     how.flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
     how.resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS;
-    const std::string relative = absolute.substr(below.size());
+    const std::string relative = is_relative ? absolute : absolute.substr(below.size());
     const auto descriptor =
         static_cast<int>(syscall(SYS_openat2, descriptor_, relative.c_str(), &how, sizeof(how)));
     if (descriptor < 0) continue;
@@ -160,9 +162,12 @@ std::vector<std::byte> MediaReader::read_file(std::string_view url, const std::s
     read_all(descriptor, bytes.data(), bytes.size());
     return bytes;
   }
-  throw ApiError(404, "media_not_found",
-                 fmt::format("{}: there is no such file below the server's media root", name),
-                 "messages");
+  throw ApiError(
+      404, "media_not_found",
+      fmt::format("{}: there is no such file in the server's media root; send its path there, "
+                  "or file:///... with the whole path",
+                  name),
+      "messages");
 }
 
 }  // namespace kvlm

@@ -67,6 +67,10 @@ std::map<std::string, std::string> read_keys(const std::string& path) {
     return keys;
   }
   std::ifstream file(path);
+  if (!file) {
+    refuse(fmt::format("--api-key-file {} cannot be read; give a file of lines NAME KEY",
+                       printable(path)));
+  }
   std::string line;
   for (int number = 1; std::getline(file, line); ++number) {
     std::istringstream words(line);

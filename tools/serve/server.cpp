@@ -68,6 +68,15 @@ bool is_loopback_name(std::string host) {
 
 bool gpu_of(const Session& session) { return session.device().kind != DeviceKind::kCpu; }
 
+/// A message that calls a file by the name that it had in the request.
+std::string with_name(std::string message, const std::string& path, const std::string& name) {
+  const size_t place = message.find(path);
+  if (place == std::string::npos) return message;
+  const std::string before = message.substr(0, place);
+  return (before.ends_with("video ") ? before.substr(0, place - 6) : before) + name +
+         message.substr(place + path.size());
+}
+
 /// The same tokens that vlm-run gives without options.
 SamplerOptions sampling_of(const ChatRequest& request, const Model& model, uint64_t seed) {
   SamplerOptions sampling = model.defaults().sampling;
@@ -168,6 +177,12 @@ void Server::begin(Session& session) {
     for (const auto& [spec, plan] : plans_) settings.warm_policies.push_back(plan);
   }
   service_ = make_service(settings);
+  if (const size_t least = session_bytes(*session.plan(), 2); least > settings.cache_bytes) {
+    print_message(
+        "vlm-serve: warning: the cache of {} holds no request, the smallest takes {}; give a "
+        "larger --kv-memory\n",
+        human_bytes(settings.cache_bytes), human_bytes(least));
+  }
   ready_ = true;
   print_message("http://{}:{}/v1  {}, {}, {} cache, {} at once\n", options_.host, port_,
                 options_.name, session.plan()->spec, human_bytes(settings.cache_bytes),
@@ -202,6 +217,12 @@ void Server::drain(std::chrono::seconds most) {
 
 void Server::hurry() noexcept {
   if (service_) service_->hurry();
+}
+
+std::pair<size_t, size_t> Server::left() const {
+  if (!ready_) return {0, 0};
+  const Service::Status status = service_->status();
+  return {status.running, status.waiting};
 }
 
 bool Server::failed() const { return ready_ && service_->status().failed; }
@@ -410,8 +431,8 @@ std::string Server::spec_of(const std::string& model, const std::optional<std::s
     for (const auto& [name, spec] : options_.aliases) names.push_back(name);
     const std::string_view near = nearest_spelling(model, names);
     throw ApiError(404, "model_not_found",
-                   fmt::format("there is no model {}{}; there are {}", printable(model),
-                               near.empty() ? "" : fmt::format(", did you mean {}?", near),
+                   fmt::format("there is no model {}{}; the models are {}", printable(model),
+                               near.empty() ? "" : fmt::format(" (did you mean {}?)", near),
                                fmt::join(names, ", ")),
                    "model");
   }
@@ -453,6 +474,7 @@ std::shared_ptr<Server::Asked> Server::understand(const nlohmann::json& body) {
   ChatRequest& request = asked->request;
   asked->plan = plan_of(spec_of(request.model, request.kv));
   Model& model = session_->model();
+  complete_question(model, request.messages);
   std::vector<PictureShape> shapes;
   int64_t pixels = 0;
   for (const SentMedia& image : request.images) {
@@ -475,7 +497,12 @@ std::shared_ptr<Server::Asked> Server::understand(const nlohmann::json& body) {
   std::vector<Clip> clips;
   for (const SentMedia& video : request.videos) {
     asked->files.push_back(std::make_unique<MemoryFile>(video.bytes));
-    asked->clips.push_back(choose_frames(model, open_video(asked->files.back()->path()), frames));
+    const std::string path = asked->files.back()->path();
+    try {
+      asked->clips.push_back(choose_frames(model, open_video(path), frames));
+    } catch (const Error& error) {
+      throw Error(error.code(), with_name(error.what(), path, video.name));
+    }
     asked->clips.back().rest();
     clips.push_back(asked->clips.back().clip);
   }

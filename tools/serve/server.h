@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "runtime/service.h"
 #include "tools/common/session.h"
@@ -36,6 +37,8 @@ class Server {
   /// Ends a drain() at once.
   void hurry() noexcept;
   bool failed() const;
+  /// Requests that are running, and that are waiting.
+  std::pair<size_t, size_t> left() const;
 
  private:
   struct Asked;
