@@ -11,6 +11,8 @@ The sentences of `kv` are those of the programs: docs/policies.md, or list_polic
 from __future__ import annotations
 
 import atexit
+import difflib
+import inspect
 import json
 import os
 import weakref
@@ -216,7 +218,11 @@ class Model:
     weights       "16", "int8" or "int4": what the decoder's matrices are rounded to while loading
     lora          folder of a PEFT adapter
     threads       of the CPU; 0: one per core
-    cache_memory  bytes of all caches together; default: eight answers of the whole context, within a quarter of the memory
+    cache_memory  of all caches together: bytes, or text as "8GB"; default: eight answers of the whole context, within a quarter
+                  of the memory
+    activations   bits of activations with quantized weights on a CPU: "8" or "16"
+    kv_profile    file that `vlm-kv profile` measured on this model
+    image_backend, image_aspect, tiles, min_pixels, max_pixels  how images are resized and cut, as vlm-run's options
     progress      called with (phase, done, total) while loading; what it raises ends that
 
     Raises Error. A model that was made before os.fork() refuses everything in the child.
@@ -229,11 +235,11 @@ class Model:
         kv: str = "f16",
         device: str = "auto",
         dtype: str = "auto",
-        weights: str = "16",
+        weights: str | int = "16",
         lora: str | os.PathLike[str] | None = None,
-        activations: str = "8",
+        activations: str | int = "8",
         threads: int = 0,
-        cache_memory: int | None = None,
+        cache_memory: int | str | None = None,
         kv_profile: str | os.PathLike[str] | None = None,
         image_backend: str = "auto",
         image_aspect: str = "auto",
@@ -245,12 +251,14 @@ class Model:
         options = _core.Options()
         options.model = _model_path(model)
         options.kv = kv
-        options.device, options.dtype, options.weights, options.activations = device, dtype, weights, activations
+        options.device, options.dtype, options.weights, options.activations = device, dtype, str(weights), str(activations)
         options.lora = os.fspath(lora) if lora is not None else ""
         options.kv_profile = os.fspath(kv_profile) if kv_profile is not None else ""
         options.threads = threads
         options.image_backend, options.image_aspect, options.max_tiles = image_backend, image_aspect, tiles
         options.min_pixels, options.max_pixels = min_pixels, max_pixels
+        if isinstance(cache_memory, str):
+            cache_memory = _core.parse_bytes("cache_memory", cache_memory)
         self._engine = _core.Engine(options, cache_memory, progress)
         _models.add(self)
         self.info: dict[str, Any] = json.loads(self._engine.info())
@@ -258,6 +266,9 @@ class Model:
     def close(self) -> None:
         """Ends what is being answered, and refuses everything from now on."""
         self._engine.close()
+
+    def __repr__(self) -> str:
+        return f"<kvlm.Model {self.info['name']} on {self.info['device']}, {self.info['weights']} weights, {self.info['cache_bytes']:,} bytes of cache>"
 
     def __enter__(self) -> Model:
         return self
@@ -294,11 +305,11 @@ class Model:
                 yield Piece(text, tokens, found, _result(self._engine.result(answer)) if done else None)
 
     def batch(
-        self, records: Iterable[Mapping[str, Any]], *, batch_size: int = 16, images: Any = None, prompt: str | None = None, **options: Any
+        self, records: Iterable[Any], *, batch_size: int = 16, images: Any = None, prompt: str | None = None, **options: Any
     ) -> Iterator[tuple[int, Result | Error]]:
         """Answers many: yields (number of the record, Result) as they finish, or the Error of a record.
 
-        records     what generate() takes, as mappings; "image" is short for "images"
+        records     what generate() takes, as mappings ("image" is short for "images"), or images alone
         batch_size  records that are read ahead, and answered together as far as the cache has room
         images, prompt, options  for records that do not have their own
         """
@@ -309,13 +320,17 @@ class Model:
         while True:
             while len(running) < batch_size and (entry := next(source, None)) is not None:
                 number, record = entry
-                own = {"images": images, "prompt": prompt} | options | dict(record)
-                if "image" in own:
-                    own["images"] = own.pop("image")
                 try:
+                    own = {"images": images, "prompt": prompt} | options | (dict(record) if isinstance(record, Mapping) else {"image": record})
+                    if "image" in own:
+                        own["images"] = own.pop("image")
                     running.append((number, self._ask(own.pop("images"), own.pop("prompt"), own)))
                 except Error as error:
                     yield number, error
+                except TypeError as error:
+                    wrong = Error(str(error))
+                    wrong.code = "invalid_argument"
+                    yield number, wrong
             if not running:
                 return
             finished = [entry for entry in running if entry[1].wait(0)[3]]
@@ -333,7 +348,17 @@ class Model:
         return self._engine.token_bytes(token)
 
     def _ask(self, images: Any, prompt: str | None, options: Mapping[str, Any]) -> _core.Answer:
+        for name in options:
+            if name not in _OPTIONS:
+                near = difflib.get_close_matches(name, _OPTIONS, 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise TypeError(f"there is no option {name}{hint} (options: {', '.join(_OPTIONS)})")
         return self._engine.ask(_question(images, prompt, **options))
+
+
+def _checked(name: str, value: Any, kind: type | tuple[type, ...], expected: str) -> None:
+    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+        raise TypeError(f"{name} is {value!r}; expected {expected}")
 
 
 def _question(
@@ -355,6 +380,18 @@ def _question(
     fps: float | None = None,
     frames: int | None = None,
 ) -> _core.Question:
+    for name, text in (("prompt", prompt), ("system", system), ("kv", kv)):
+        _checked(name, text, str, "text")
+    for name, number in (("max_tokens", max_tokens), ("top_k", top_k), ("seed", seed), ("logprobs", logprobs), ("frames", frames)):
+        _checked(name, number, int, "an integer")
+    for name, real in (("temperature", temperature), ("top_p", top_p), ("repetition_penalty", repetition_penalty), ("fps", fps)):
+        _checked(name, real, (int, float), "a number")
+    if not 0 <= seed < 2**64:
+        raise TypeError(f"seed is {seed}; expected 0 to 2**64 - 1")
+    if messages is None and not _list(images) and not _list(videos) and not prompt:
+        raise TypeError("there is nothing to answer; give images, videos, a prompt or messages")
+    if messages is not None and len(messages) == 0:
+        raise TypeError("messages is empty; give at least one of the user")
     question = _core.Question()
     if messages is not None and (images is not None or videos is not None or prompt is not None or system is not None):
         raise TypeError("messages hold their own images, videos and texts; drop images, videos, prompt and system")
@@ -378,6 +415,9 @@ def _question(
     question.repetition_penalty, question.seed, question.logprobs = repetition_penalty, seed, logprobs
     question.stop = [stop] if isinstance(stop, str) else list(stop or [])
     return question
+
+
+_OPTIONS = tuple(inspect.signature(_question).parameters)[2:]
 
 
 def _add_message(question: _core.Question, message: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ class Choice:
 
 class Layer:
     """What a rule sees of a layer at the end of a prompt. Arrays are float32 copies in host memory, on a GPU, too, and
-    speak DLPack and the buffer protocol: numpy.asarray(layer.keys), torch.from_dlpack(layer.keys).
+    are numpy arrays where numpy is installed; without it they speak DLPack and the buffer protocol.
 
     index    of the layer, from 0, among `layers`
     rows     n, of the prompt
@@ -54,10 +54,20 @@ class Layer:
     visual: Any
 
     def __init__(self, found: dict[str, Any]) -> None:
-        self.__dict__.update(found)
+        for name, value in found.items():
+            self.__dict__[name] = value if isinstance(value, int | float) else _array(value)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f'the rule does not have {name}; ask for it with needs=("{name}",)' if name in _NEEDS else name)
+
+
+def _array(value: Any) -> Any:
+    """As numpy's, if that is there; it is imported when a rule first runs."""
+    try:
+        import numpy
+    except ImportError:
+        return value
+    return numpy.asarray(value)
 
 
 _NEEDS = ("keys", "values", "queries")
@@ -80,9 +90,10 @@ _rules: dict[str, _Rule] = {}
 def _options_of(function: Callable[..., Any]) -> dict[str, tuple[str, str, str]]:
     """The keyword-only parameters."""
     options = {}
-    for parameter in inspect.signature(function).parameters.values():
+    _, *others = inspect.signature(function).parameters.values()
+    for parameter in others:
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-            continue
+            raise TypeError(f"a rule takes the layer and options by keyword; write (layer, *, {parameter.name}=...)")
         default = parameter.default
         if isinstance(default, Choice):
             options[parameter.name] = ("text", default.words[0], "|".join(default.words))
@@ -93,7 +104,7 @@ def _options_of(function: Callable[..., Any]) -> dict[str, tuple[str, str, str]]
     return options
 
 
-def retention(name: str, *, needs: tuple[str, ...] = ("keys", "values")) -> Callable[[Function], Function]:
+def retention(name: str, *, needs: str | tuple[str, ...] = ("keys", "values")) -> Callable[[Function], Function]:
     """Makes a function a retention rule that `kv` may name.
 
     name   [a-z][a-z0-9_]*, of no built-in policy. Decorating another function with it replaces the rule for later prompts
@@ -104,6 +115,9 @@ def retention(name: str, *, needs: tuple[str, ...] = ("keys", "values")) -> Call
     distance are options of every such rule. Keyword-only parameters with a default are options of the rule's own. What the
     function raises ends that request and comes out of generate(). It must not ask the model that is waiting for it.
     """
+    if callable(name):
+        raise TypeError('a rule needs a name; write @kvlm.retention("name")')
+    needs = (needs,) if isinstance(needs, str) else needs
     wrong = [need for need in needs if need not in _NEEDS]
     if wrong:
         raise ValueError(f"a rule needs {wrong[0]!r}; expected {', '.join(map(repr, _NEEDS))}")

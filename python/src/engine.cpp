@@ -127,6 +127,7 @@ std::unique_ptr<Answer> Engine::ask(Question question) {
     asked->messages = {user_message(std::move(text), images, model.image_token(), clips.size(),
                                     model.video_token())};
   }
+  complete_question(model, asked->messages);
   const PromptOutline outline =
       outline_prompt(model, asked->messages, visual_texts(model, shapes, clips));
   const int context = model.decoder().max_positions();

@@ -296,6 +296,12 @@ NB_MODULE(_core, m) {
       "name"_a);
   m.def(
       "canonical", [](const std::string& kv) { return canonical(read_spec(kv)); }, "kv"_a);
+  m.def(
+      "parse_bytes",
+      [](const std::string& name, const std::string& text) {
+        return parse_bytes(name.c_str(), text);
+      },
+      "name"_a, "text"_a);
   m.def("version", &version_line);
 }
 

@@ -121,6 +121,24 @@ class Answers(unittest.TestCase):
             kvlm.Model("pocket", device="cpu", cache_memory=1000).generate(scene(0))
         self.assertEqual(caught.exception.code, "out_of_memory")
 
+    def test_wrong_arguments_are_named(self):
+        for wrong, words in (({"kv": 4}, "kv is 4; expected text"), ({"max_token": 4}, "did you mean max_tokens"), ({"max_tokens": "4"}, "max_tokens is '4'"),
+                             ({"prompt": 5}, "prompt is 5"), ({"seed": -1}, "seed is -1"), ({"temperature": "hot"}, "expected a number"),
+                             ({"images": None}, "nothing to answer"), ({"images": None, "messages": []}, "messages is empty")):  # fmt: skip
+            with self.subTest(wrong), self.assertRaises(TypeError) as caught:
+                self.model.generate(**({"images": scene(0)} | wrong))
+            self.assertIn(words, str(caught.exception))
+        for messages in ([{"role": "assistant", "content": "so"}], [{"role": "user", "content": ""}]):
+            with self.assertRaises(kvlm.Error):
+                self.model.generate(messages=messages)
+        asked = [{"role": "user", "content": [{"type": "image", "image": scene(0)}]}]
+        self.assertEqual(self.model.generate(messages=asked).tokens, self.model.generate(scene(0)).tokens)
+        found = dict(self.model.batch([scene(0), {"image": scene(0), "promt": "x"}, 5, scene(0)], max_tokens=2))
+        self.assertEqual([type(found[i]).__name__ for i in range(4)], ["Result", "Error", "Error", "Result"])
+        with kvlm.Model("pocket", device="cpu", weights=8 * 2, cache_memory="20MB") as model:
+            self.assertEqual(model.info["cache_bytes"], 20e6)
+            self.assertIn("pocket", repr(model))
+
     def test_many_threads_ask_one_model(self):
         alone = {(i, kv): self.model.generate(scene(i), kv=kv, max_tokens=16).tokens for i in range(4) for kv in SPECS[:3]}
         keys = list(alone) * 8

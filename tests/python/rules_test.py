@@ -143,8 +143,22 @@ class Rules(unittest.TestCase):
                 kvlm.retention(name)(lambda layer: None)
         with self.assertRaises(ValueError):
             kvlm.retention("fine", needs=("weights",))
-        with self.assertRaises(TypeError):
-            kvlm.retention("fine")(lambda layer, *, option="text": None)
+        for function in (lambda layer, *, option="text": None, lambda layer, power=2: None):
+            with self.assertRaises(TypeError):
+                kvlm.retention("fine")(function)
+        with self.assertRaisesRegex(TypeError, "write @kvlm.retention"):
+            kvlm.retention(lambda layer: None)
+
+    def test_arrays_are_numpy_s(self):
+        seen = []
+
+        @kvlm.retention("norm_of_values", needs="values")
+        def norm_of_values(layer):
+            seen.append(layer.values.shape)
+            return (layer.values[:, :, :] ** 2).sum(-1)
+
+        self.assertEqual(len(self.answer("norm_of_values,keep=0.5")[0]), 21)
+        self.assertEqual(len(seen), self.model.info["layers"])
 
     def test_the_interpreter_ends_while_a_rule_works(self):
         code = f"""
