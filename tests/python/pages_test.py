@@ -15,7 +15,7 @@ from module_case import ROOT, scene
 def code_of(page):
     """The indented blocks that are Python, in one."""
     blocks = re.findall(r"(?:^    .*\n|^\n(?=    ))+", page.read_text(), re.MULTILINE)
-    python = [block for block in blocks if re.search(r"^    (import kvlm|messages =|kvlm\.)", block, re.MULTILINE)]
+    python = [block for block in blocks if re.search(r"^    (import kvlm|content =|kvlm\.)", block, re.MULTILINE)]
     return ["\n".join(line[4:] for line in block.splitlines()) for block in python]
 
 
