@@ -42,6 +42,8 @@ struct SequenceSize {
   int prompt_rows = 0;  ///< tokens of the first prompt
   int visual_rows = 0;  ///< visual tokens of the first prompt
   int max_rows = 0;     ///< tokens of the whole sequence
+  /// Remembers which tokens of the first prompt each layer keeps, for KvCache::cached_prompt().
+  bool records = false;
 
   bool operator==(const SequenceSize&) const = default;
 };
@@ -81,6 +83,14 @@ struct CacheReport {
   double nominal_bits = 0;     ///< bits of codes alone, as the papers count
   double slots = 0;            ///< stored tokens, mean over layers
   int64_t guarded_remaps = 0;  ///< CalibQuant: clamped slopes so far, over all sequences
+};
+
+/// What a layer holds of a first prompt, in the order of its tokens.
+struct CachedLayer {
+  int slots = 0;                    ///< tokens that each KV head keeps
+  std::vector<float> keys, values;  ///< (kv_heads, slots, head_dim) as attention reads them
+  std::vector<int32_t> kept;        ///< (kv_heads, slots) rows of the prompt, ascending
+  std::vector<int16_t> tags;        ///< (kv_heads, slots) modality
 };
 
 /// Keys and values of many sequences. The cache computes attention: attend() takes queries, keys
@@ -160,6 +170,10 @@ class KvCache {
   virtual void end(Stream& stream) = 0;
 
   /// Tokens fed to a sequence so far; evicted ones count.
+  /// A copy of what `layer` holds, after the first prompt and before any other step of a sequence
+  /// that was opened with SequenceSize::records. Throws Error{kInvalidArgument} for another one.
+  virtual CachedLayer cached_prompt(SequenceId sequence, int layer, Stream& stream) = 0;
+
   virtual int tokens(SequenceId sequence) const noexcept = 0;
   /// Position of the sequence's next token: tokens(), unless a policy counts otherwise (PrefixKV's
   /// code: the length of layer 0).

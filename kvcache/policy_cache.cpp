@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <numeric>
 #include <utility>
 
 #include "kernels/base/error.h"
@@ -284,6 +285,49 @@ std::vector<HeadRows> PolicyCache::inspect(SequenceId id, int layer, Stream& str
     put_in_order(rows[h], sequence.came[head], newest, traits_.dim());
   }
   return rows;
+}
+
+CachedLayer PolicyCache::cached_prompt(SequenceId id, int layer, Stream& stream) {
+  const Sequence& sequence = store_.at(id);
+  if (!sequence.size.records || !sequence.prompted || sequence.rows != sequence.prompt_rows) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("a sequence of {} tokens shows what it holds of a prompt of {}; expected "
+                    "one that was opened to record it, before its first generated token",
+                    sequence.rows, sequence.prompt_rows));
+  }
+  const std::vector<HeadRows> heads = inspect(id, layer, stream);
+  const LayerState& state = this->layer(id, layer);
+  const size_t dim = traits_.dim();
+  const auto slots = heads.front().tags.size();
+  CachedLayer found;
+  found.slots = static_cast<int>(slots);
+  found.keys.resize(heads.size() * slots * dim);
+  found.values.resize(found.keys.size());
+  found.kept.resize(heads.size() * slots);
+  found.tags.resize(found.kept.size());
+  for (size_t h = 0; h < heads.size(); ++h) {
+    const std::vector<int16_t>& tags =
+        traits_.retention() != nullptr ? state.heads[h].tags : sequence.modality;
+    std::vector<size_t> order(slots);  // by place in memory: which of the kept tokens
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_partition(order.begin(), order.end(),
+                          [&](size_t i) { return traits_.store_of(tags[i]) == kVisual; });
+    const std::vector<std::vector<int32_t>>& selected = state.selected;
+    for (size_t place = 0; place < slots; ++place) {
+      const size_t to = h * slots + order[place];
+      const auto copy = [&](const std::vector<float>& from, std::vector<float>& into) {
+        std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(place * dim), dim,
+                    into.begin() + static_cast<std::ptrdiff_t>(to * dim));
+      };
+      copy(heads[h].keys, found.keys);
+      copy(heads[h].values, found.values);
+      found.tags[to] = heads[h].tags[place];
+      found.kept[to] = selected.empty() ? static_cast<int32_t>(order[place])
+                                        : selected[selected.size() > 1 ? h : 0][order[place]];
+    }
+  }
+  return found;
 }
 
 }  // namespace kvlm

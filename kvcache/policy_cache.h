@@ -61,6 +61,7 @@ class PolicyCache final : public KvCache {
   void repeated() noexcept override;
   void end(Stream& stream) override;
 
+  CachedLayer cached_prompt(SequenceId sequence, int layer, Stream& stream) override;
   int tokens(SequenceId sequence) const noexcept override { return store_.at(sequence).rows; }
   int next_position(SequenceId sequence) const noexcept override;
   size_t bytes() const noexcept override;

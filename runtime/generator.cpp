@@ -329,6 +329,7 @@ int Generator::admit(PreparedRequest&& prepared, OnText on_text, PreparedRequest
   try {
     begin(*sequence, prepared.context);
     SequenceSize size = size_of(sequence->prompt);
+    size.records = sequence->request.records_prompt;
     size.max_rows = std::max(size.prompt_rows + sequence->max_tokens, session_rows_);
     sequence->cache_id = cache_->open(size, sequence->request.id);
     prefill(*sequence, 0, next);
@@ -440,7 +441,7 @@ void Generator::forget(Sequence& sequence) noexcept {
 }
 
 void Generator::keep_logits(Sequence& sequence, TensorView row) {
-  if (!sequence.request.top_logprobs) return;
+  if (!sequence.request.top_logprobs && !sequence.request.records_prompt) return;
   sequence.logits.resize(static_cast<size_t>(model_->decoder().vocab_size()));
   copy(TensorView(sequence.logits.data(), DType::kF32, row.shape()), row, *stream_);
 }
@@ -550,6 +551,18 @@ void Generator::cancel(int key) {
 
 std::span<const int32_t> Generator::tokens(int key) const { return at(key).tokens; }
 std::span<const TokenLogprobs> Generator::logprobs(int key) const { return at(key).logprobs; }
+
+CachedPrompt Generator::cached_prompt(int key) const {
+  const Sequence& sequence = at(key);
+  if (!sequence.cache_id) {
+    throw Error(ErrorCode::kInvalidArgument, "the prompt was cancelled; there is no cache of it");
+  }
+  CachedPrompt found{sequence.prompt.ids, sequence.prompt.modality, sequence.logits, {}};
+  for (int layer = 0; layer < cache_->shape().layers; ++layer) {
+    found.layers.push_back(cache_->cached_prompt(*sequence.cache_id, layer, *stream_));
+  }
+  return found;
+}
 
 GenerationResult Generator::result(int key) const {
   const Sequence& sequence = at(key);

@@ -43,6 +43,14 @@ struct GenerationResult {
   CacheReport cache;
 };
 
+/// What a prompt left in the cache, on the host.
+struct CachedPrompt {
+  std::vector<int32_t> ids;         ///< of its tokens; placeholders where visual tokens stand
+  std::vector<int16_t> modality;    ///< of the same: -1 for text, else the number of the image
+  std::vector<float> logits;        ///< (vocab,) of the next token, before rules and penalty
+  std::vector<CachedLayer> layers;  ///< (layers,)
+};
+
 /// Prefill and decode of many sequences over one model and one cache; sequences join and leave
 /// between steps. Owns all their state. One thread at a time.
 ///
@@ -93,6 +101,9 @@ class Generator {
   /// Ids and logprobs so far.
   std::span<const int32_t> tokens(int key) const;
   std::span<const TokenLogprobs> logprobs(int key) const;
+  /// Of a sequence with GenerationRequest::records_prompt, between its admit() and the next step().
+  /// Throws Error{kInvalidArgument} for another one.
+  CachedPrompt cached_prompt(int key) const;
   /// The result so far; the sequence stays for resume().
   GenerationResult result(int key) const;
   /// The result; the sequence's memory is free for others.

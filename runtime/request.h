@@ -23,6 +23,7 @@ struct GenerationRequest {
   bool ignore_eos = false;        ///< go on to max_tokens; for measuring
   /// Each token's log probability, and so many of the likeliest tokens', are in the result.
   std::optional<int> top_logprobs = std::nullopt;
+  bool records_prompt = false;  ///< for Generator::cached_prompt()
 };
 
 /// A request with everything done that needs neither a device nor a cache.

@@ -322,6 +322,15 @@ void Service::admit(const std::shared_ptr<Ticket>& ticket) {
     TicketWatch of_prompt(*ticket, stream_.watch());
     const WatchScope scope(stream_, &of_prompt);
     const int key = begin(policy, *ticket, next_after(policy));
+    if (ticket->job_.on_prompt && !policy.generator->finished(key)) {
+      try {
+        ticket->job_.on_prompt(*policy.generator, key);
+      } catch (...) {
+        policy.generator->cancel(key);
+        policy.generator->take(key);
+        throw;
+      }
+    }
     ++policy.running;
     running_.push_back({ticket, &policy, key});
     policy.generator->deliver();

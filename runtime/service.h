@@ -31,6 +31,9 @@ struct ServiceJob {
   /// Does what needs neither device nor cache. Called at most once, by any thread; `watch` cancels
   /// when the request is cancelled.
   std::function<PreparedRequest(const Watch& watch)> prepare;
+  /// Called by the service's thread when the prompt is in the cache, before the first step of its
+  /// answer (Generator::cached_prompt()). What it throws ends the request.
+  std::function<void(const Generator& generator, int key)> on_prompt = {};
 };
 
 /// Why a Service does not take a request now.

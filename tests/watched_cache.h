@@ -36,6 +36,9 @@ class WatchedCache : public KvCache {
     cache_->attend(layer, q, k, v, out, scale, stream);
   }
   void end(Stream& stream) override { cache_->end(stream); }
+  CachedLayer cached_prompt(SequenceId sequence, int layer, Stream& stream) override {
+    return cache_->cached_prompt(sequence, layer, stream);
+  }
   int tokens(SequenceId sequence) const noexcept override { return cache_->tokens(sequence); }
   size_t bytes() const noexcept override { return cache_->bytes(); }
   CacheReport report(SequenceId sequence) const noexcept override {

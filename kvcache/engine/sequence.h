@@ -91,6 +91,8 @@ struct LayerState {
   float* sinks = nullptr;  ///< (kv_heads, sink_rows, head_dim), in the arena
   int sink_rows = 0;
   int rotated_by = 0;
+  /// LayerSelection.slots of the first prompt, if the size says SequenceSize::records.
+  std::vector<std::vector<int32_t>> selected;
 
   /// Resets the state; KV heads keep their capacity for the next sequence.
   void clear() noexcept {

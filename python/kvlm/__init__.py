@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from .rules import Choice, Layer, retention
+from .rules import Choice, Layer, array, retention
 
 if TYPE_CHECKING:
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 else:
     from ._core import Error
 
-__all__ = ["CacheReport", "Choice", "Clip", "Error", "Layer", "Model", "Piece", "Policy", "PolicyOption", "Result", "Timings",
+__all__ = ["CacheReport", "Choice", "Clip", "Error", "Layer", "Model", "Piece", "Policy", "PolicyOption", "Prompt", "Result", "Timings",
            "TokenLogprob", "canonical", "explain", "list_policies", "retention"]  # fmt: skip
 
 _LOOK_MS = 100  # how often a wait looks for Ctrl+C
@@ -115,6 +115,47 @@ class Policy:
     stores: str
     composes: str
     options: list[PolicyOption]
+
+
+class Prompt:
+    """What a prompt left in the cache: copies in host memory, on a GPU, too; read-only, and numpy arrays where numpy is installed
+    (without it they speak DLPack and the buffer protocol). They live as long as somebody holds one of them.
+
+    tokens    ids; where an image or video is, its placeholder's
+    modality  (n,) int16 of each token: -1 for text, else the number of the image or video
+    logits    (vocab,) float32 of the next token
+    layers    how many
+    cache     CacheReport after the prompt
+    """
+
+    def __init__(self, cached: _core.CachedPrompt, cache: CacheReport) -> None:
+        self._cached = cached
+        self.tokens: list[int] = cached.tokens
+        self.layers: int = cached.layers
+        self.cache = cache
+        self.modality: Any = array(cached.modality())
+        self.logits: Any = array(cached.logits())
+
+    def keys(self, layer: int) -> Any:
+        """(kv_heads, slots, head_dim) float32: what attention reads, after RoPE, codes unpacked."""
+        return array(self._cached.keys(self._number(layer)))
+
+    def values(self, layer: int) -> Any:
+        """(kv_heads, slots, head_dim) float32, as keys()."""
+        return array(self._cached.values(self._number(layer)))
+
+    def kept(self, layer: int) -> Any:
+        """(kv_heads, slots) int32: which tokens of the prompt each KV head keeps, ascending."""
+        return array(self._cached.kept(self._number(layer)))
+
+    def tags(self, layer: int) -> Any:
+        """(kv_heads, slots) int16: `modality` of the kept ones."""
+        return array(self._cached.tags(self._number(layer)))
+
+    def _number(self, layer: int) -> int:
+        if not 0 <= layer < self.layers:
+            raise IndexError(f"layer is {layer}; expected 0 to {self.layers - 1}")
+        return layer
 
 
 class Clip:
@@ -303,6 +344,27 @@ class Model:
             if done or text:
                 found = [_logprob(token, each) for token, each in zip(tokens, logprobs, strict=True)]
                 yield Piece(text, tokens, found, _result(self._engine.result(answer)) if done else None)
+
+    def prefill(
+        self,
+        images: Any = None,
+        prompt: str | None = None,
+        *,
+        videos: Any = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+        system: str | None = None,
+        kv: str | None = None,
+        fps: float | None = None,
+        frames: int | None = None,
+    ) -> Prompt:
+        """Reads a question, and shows what it left in the cache and the logits of the first token of its answer. Arguments are
+        those of generate(), which goes on from there. The cache is free again at once."""
+        question = _question(images, prompt, videos=videos, messages=messages, system=system, kv=kv, fps=fps, frames=frames, max_tokens=1)
+        question.records = True
+        answer = self._engine.ask(question)
+        while not answer.wait(_LOOK_MS)[3]:
+            pass
+        return Prompt(answer.cached(), _result(self._engine.result(answer)).cache)
 
     def batch(
         self, records: Iterable[Any], *, batch_size: int = 16, images: Any = None, prompt: str | None = None, **options: Any

@@ -55,14 +55,14 @@ class Layer:
 
     def __init__(self, found: dict[str, Any]) -> None:
         for name, value in found.items():
-            self.__dict__[name] = value if isinstance(value, int | float) else _array(value)
+            self.__dict__[name] = value if isinstance(value, int | float) else array(value)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f'the rule does not have {name}; ask for it with needs=("{name}",)' if name in _NEEDS else name)
 
 
-def _array(value: Any) -> Any:
-    """As numpy's, if that is there; it is imported when a rule first runs."""
+def array(value: Any) -> Any:
+    """As numpy's, if that is there; it is imported with the first array."""
     try:
         import numpy
     except ImportError:

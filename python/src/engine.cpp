@@ -104,6 +104,14 @@ std::shared_ptr<const CachePlan> Engine::plan_of(const std::string& text) {
   return plans_[name] = plan_cache(spec, session_.plan()->shape, &profile);
 }
 
+std::shared_ptr<CachedPrompt> Answer::cached() const {
+  static_cast<void>(ticket_->result());
+  if (!cached_ || cached_->layers.empty()) {
+    throw Error(ErrorCode::kCancelled, "the prompt was ended before it was in the cache");
+  }
+  return cached_;
+}
+
 std::unique_ptr<Answer> Engine::ask(Question question) {
   require_open();
   check(question);
@@ -137,7 +145,7 @@ std::unique_ptr<Answer> Engine::ask(Question question) {
   const int most =
       std::min(asked->max_tokens.value_or(model.defaults().max_tokens), context - rows);
 
-  ServiceJob job{{}, plan, {rows, static_cast<int>(outline.visual_rows), rows + most}, {}};
+  ServiceJob job{{}, plan, {rows, static_cast<int>(outline.visual_rows), rows + most}, {}, {}};
   job.prepare = [&model, asked, open, context, most](const Watch& watch) {
     GenerationRequest made;
     made.id = "the request";
@@ -159,10 +167,19 @@ std::unique_ptr<Answer> Engine::ask(Question question) {
     made.max_tokens = most;
     made.stop = asked->stop;
     made.top_logprobs = asked->logprobs;
+    made.records_prompt = asked->records;
     asked->images.clear();
     return prepare_request(model, std::move(made), context, &watch);
   };
-  return std::make_unique<Answer>(service_->submit(std::move(job)), plan->spec, std::move(clips));
+  std::shared_ptr<CachedPrompt> cached;
+  if (asked->records) {
+    cached = std::make_shared<CachedPrompt>();
+    job.on_prompt = [cached](const Generator& generator, int key) {
+      *cached = generator.cached_prompt(key);
+    };
+  }
+  return std::make_unique<Answer>(service_->submit(std::move(job)), plan->spec, std::move(clips),
+                                  std::move(cached));
 }
 
 std::string Engine::result_json(Answer& answer) const {

@@ -27,13 +27,18 @@ struct Question {
   uint64_t seed = 0;
   std::vector<std::string> stop;
   std::optional<int> logprobs;
+  bool records = false;  ///< what the prompt leaves in the cache: Answer::cached()
 };
 
 /// An answer on its way. Ends its request when nobody holds it any more.
 class Answer {
  public:
-  Answer(std::shared_ptr<Ticket> ticket, std::string spec, std::vector<Clip> clips)
-      : ticket_(std::move(ticket)), spec_(std::move(spec)), clips_(std::move(clips)) {}
+  Answer(std::shared_ptr<Ticket> ticket, std::string spec, std::vector<Clip> clips,
+         std::shared_ptr<CachedPrompt> cached)
+      : ticket_(std::move(ticket)),
+        spec_(std::move(spec)),
+        clips_(std::move(clips)),
+        cached_(std::move(cached)) {}
   ~Answer() { ticket_->cancel(); }
   Answer(const Answer&) = delete;
   Answer& operator=(const Answer&) = delete;
@@ -41,11 +46,15 @@ class Answer {
   Ticket& ticket() noexcept { return *ticket_; }
   const std::string& spec() const noexcept { return spec_; }
   const std::vector<Clip>& clips() const noexcept { return clips_; }
+  /// Of one that is done and whose question records it. Throws the Error with which it failed;
+  /// Error{kCancelled} if it was ended before.
+  std::shared_ptr<CachedPrompt> cached() const;
 
  private:
   std::shared_ptr<Ticket> ticket_;
   std::string spec_;
   std::vector<Clip> clips_;
+  std::shared_ptr<CachedPrompt> cached_;
 };
 
 /// A loaded model and the service that answers with it. For any thread; after a fork it refuses

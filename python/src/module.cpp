@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -12,6 +13,7 @@
 
 #include "kernels/base/error.h"
 #include "kvcache/spec/spec.h"
+#include "python/src/cached.h"
 #include "python/src/engine.h"
 #include "python/src/rules.h"
 #include "runtime/policy_profile.h"
@@ -180,6 +182,7 @@ NB_MODULE(_core, m) {
     }
   });
   add_rules(m);
+  add_cached_prompt(m);
 
   nb::class_<SentImage>(m, "Image")
       .def_static("from_file", &SentImage::from_file, "path"_a,
@@ -247,12 +250,14 @@ NB_MODULE(_core, m) {
       .def_rw("repetition_penalty", &Question::repetition_penalty)
       .def_rw("seed", &Question::seed)
       .def_rw("stop", &Question::stop)
-      .def_rw("logprobs", &Question::logprobs);
+      .def_rw("logprobs", &Question::logprobs)
+      .def_rw("records", &Question::records);
 
   nb::class_<Answer>(m, "Answer")
       .def("wait", &wait, "milliseconds"_a,
            nb::sig("def wait(self, milliseconds: int) -> tuple[str, list[int], tuple[tuple[float, "
                    "tuple[tuple[int, float], ...]], ...], bool]"))
+      .def("cached", &Answer::cached)
       .def("cancel", [](Answer& answer) { answer.ticket().cancel(); });
 
   nb::class_<Engine>(m, "Engine")

@@ -836,6 +836,47 @@ TEST(PolicyCacheTest, TurnedRowsAreInspectedAsTheyCame) {
   }
 }
 
+/// In the order of the tokens, although pictures are stored apart and heads keep different ones.
+TEST(PolicyCacheTest, ShowsWhatItHoldsOfAPrompt) {
+  const std::vector<int16_t> prompt = PromptShape{5, {20, 13}, 6}.modality();
+  SequenceSize size = size_of(prompt, 4);
+  size.records = true;
+  for (const std::string spec : {"f16", "kivi,bits=8,group=8,residual=16", "calibquant,bits=8",
+                                 "knorm,keep=0.4 + calibquant,bits=8", "uniform,keep=0.5"}) {
+    SCOPED_TRACE(spec);
+    const auto plan = plan_of(spec, kSmall);
+    PolicyCache cache(plan, SequenceBounds(*plan).reservation(size).bytes(), {});
+    Feeder feeder(kSmall);
+    const Feeder::Input input{'s', cache.open(size, "s"), 0, prompt, true};
+    feeder.pass(cache, {input});
+    for (int layer = 0; layer < kSmall.layers; ++layer) {
+      const std::vector<float> k = feeder.k(input, layer);
+      const std::vector<float> v = feeder.v(input, layer);
+      const CachedLayer held = cache.cached_prompt(input.id, layer, feeder.stream());
+      const auto slots = static_cast<size_t>(held.slots);
+      ASSERT_EQ(held.kept.size(), 2 * slots);
+      EXPECT_EQ(slots == prompt.size(), spec.find("keep") == std::string::npos);
+      for (size_t h = 0; h < 2; ++h) {
+        const auto first = held.kept.begin() + static_cast<std::ptrdiff_t>(h * slots);
+        EXPECT_TRUE(std::is_sorted(first, first + held.slots));
+        for (size_t j = 0; j < slots; ++j) {
+          const auto row = static_cast<size_t>(held.kept[h * slots + j]);
+          ASSERT_EQ(held.tags[h * slots + j], prompt[row]);
+          const bool whole = spec == "f16" || prompt[row] == kTextRow;
+          const float near = whole && !spec.starts_with("kivi") ? 2e-3F : 0.05F;
+          for (size_t i = 0; i < 16; ++i) {
+            const size_t at = (h * slots + j) * 16 + i;
+            ASSERT_NEAR(held.keys[at], k[row * 32 + h * 16 + i], near) << row;
+            ASSERT_NEAR(held.values[at], v[row * 32 + h * 16 + i], near) << row;
+          }
+        }
+      }
+    }
+    feeder.pass(cache, {{'s', input.id, static_cast<int>(prompt.size()), {kTextRow}, false}});
+    EXPECT_THROW(cache.cached_prompt(input.id, 0, feeder.stream()), Error);
+  }
+}
+
 TEST(PolicyCacheTest, QueriesThatAreScoredComeInOnePass) {
   const std::vector<int16_t> prompt = PromptShape{5, {20}, 5}.modality();
   const SequenceSize size = size_of(prompt, 4);

@@ -106,6 +106,54 @@ class Answers(unittest.TestCase):
         whole = self.model.generate(scene(6)).text
         self.assertEqual(self.model.generate(scene(6), stop=" objects").text, whole.split(" objects")[0])
 
+    def test_what_a_prompt_leaves_in_the_cache(self):
+        """Of plain rows, packed ones, and those that a rule keeps; in the order of the tokens."""
+        images = [scene(7), scene(8)]
+        whole = self.model.prefill(images, "Compare.")
+        n = len(whole.tokens)
+        result = self.model.generate(images, "Compare.", logprobs=1)
+        self.assertEqual(n, result.prompt_tokens)
+        self.assertEqual(int((whole.modality >= 0).sum()), result.visual_tokens)
+        self.assertEqual(set(whole.modality.tolist()), {-1, 0, 1})
+        self.assertEqual(int(whole.logits.argmax()), result.tokens[0])
+        logits = whole.logits.astype(np.float64)
+        self.assertAlmostEqual(logits.max() - np.log(np.exp(logits).sum()), result.logprobs[0].logprob, places=4)
+        heads, dim = self.model.info["kv_heads"], self.model.info["head_dim"]
+        for spec, near in (("f16", 0), ("int8", 0.05), ("calibquant,bits=8", 0.1), ("knorm,keep=0.3", 0), ("snapkv,keep=0.5 + calibquant,bits=8", 0.1)):
+            held = self.model.prefill(images, "Compare.", kv=spec)
+            self.assertEqual((held.layers, held.cache.spec), (self.model.info["layers"], kvlm.canonical(spec)))
+            for layer in range(held.layers):
+                with self.subTest(kv=spec, layer=layer):
+                    kept = held.kept(layer)
+                    keys, values = held.keys(layer), held.values(layer)
+                    self.assertEqual((keys.shape, values.shape, keys.dtype), ((heads, kept.shape[1], dim),) * 2 + (np.float32,))
+                    self.assertFalse(keys.flags.writeable)
+                    self.assertTrue((np.diff(kept, axis=1) > 0).all())
+                    np.testing.assert_array_equal(held.tags(layer), whole.modality[kept])
+                    scale = np.abs(whole.keys(layer)).max()
+                    for found, full in ((keys, whole.keys(layer)), (values, whole.values(layer))):
+                        np.testing.assert_allclose(found, np.take_along_axis(full, kept[:, :, None], 1), rtol=0, atol=near * scale)
+                    text = whole.modality[kept] == -1
+                    if "calibquant" in spec:  # packs visual tokens alone
+                        np.testing.assert_array_equal(keys[text], np.take_along_axis(whole.keys(layer), kept[:, :, None], 1)[text])
+            self.assertAlmostEqual(np.mean([held.kept(layer).shape[1] for layer in range(held.layers)]), held.cache.slots)
+        lengths = np.linalg.norm(whole.keys(0).astype(np.float64), axis=-1)
+        lengths[:, -1] = 0  # always stays
+        kept = self.model.prefill(images, "Compare.", kv="knorm,keep=0.3,sinks=0,last=1").kept(0)
+        np.testing.assert_array_equal(kept, np.sort(np.argsort(lengths, axis=1, kind="stable")[:, : kept.shape[1]], axis=1))
+        keys = held.keys(0)
+        copy = keys.copy()
+        del held, whole
+        gc.collect()
+        for _ in range(5):
+            self.model.prefill(images, "Compare.", kv="int4")
+        np.testing.assert_array_equal(keys, copy)
+        for wrong in (-1, self.model.info["layers"]):
+            with self.assertRaises(IndexError):
+                self.model.prefill(images).keys(wrong)
+        with self.assertRaises(TypeError):
+            self.model.prefill(images, max_tokens=4)
+
     def test_errors_are_exceptions_with_a_code(self):
         for wrong, code in (({"kv": "kiwi"}, "invalid_argument"), ({"images": "gone.png"}, "corrupt_file"), ({"images": b"no image"}, "corrupt_file"),
                             ({"temperature": -1.0}, "invalid_argument"), ({"max_tokens": 0}, "invalid_argument"), ({"top_p": 0.0}, "invalid_argument"),

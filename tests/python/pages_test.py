@@ -15,14 +15,14 @@ from module_case import ROOT, scene
 def code_of(page):
     """The indented blocks that are Python, in one."""
     blocks = re.findall(r"(?:^    .*\n|^\n(?=    ))+", page.read_text(), re.MULTILINE)
-    python = [block for block in blocks if re.search(r"^    (import kvlm|content =|kvlm\.)", block, re.MULTILINE)]
+    python = [block for block in blocks if re.search(r"^    (import kvlm|content =|prompt =|kvlm\.)", block, re.MULTILINE)]
     return ["\n".join(line[4:] for line in block.splitlines()) for block in python]
 
 
 class Pages(unittest.TestCase):
     def test_python_md(self):
         blocks = code_of(ROOT / "docs/python.md")
-        self.assertEqual(len(blocks), 4)
+        self.assertEqual(len(blocks), 5)
         printed = io.StringIO()
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             shutil.copy(scene(1), "a.png")

@@ -90,6 +90,9 @@ class AttentionProbe final : public KvCache {
   void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream) override;
   void end(Stream& stream) override;
+  CachedLayer cached_prompt(SequenceId sequence, int layer, Stream& stream) override {
+    return reference_->cached_prompt(sequence, layer, stream);
+  }
   int tokens(SequenceId sequence) const noexcept override { return reference_->tokens(sequence); }
   size_t bytes() const noexcept override { return reference_->bytes(); }
   CacheReport report(SequenceId sequence) const noexcept override {
