@@ -156,6 +156,7 @@ void PromptStage::finish_layers(Sequence& sequence, std::span<const KeptLayer> l
   for (const KeptLayer& kept : layers) {
     place(sequence, kept);
     merge_dropped(sequence, kept.layer, *kept.selection, stream);
+    simulate(sequence, kept.layer, *kept.selection, stream);
   }
   pack_layers(sequence, layers, stream);
   listed_.clear();
@@ -272,6 +273,37 @@ void PromptStage::merge_head(const Sequence& sequence, int layer, size_t head,
   widen_rows(sources_, traits_.plan().rows, dim, floats_.data(), stream);
   merge_rows(traits_.retention()->merge(), merge, stream);
   narrow_rows(targets_, traits_.plan().rows, dim, merged, stream);
+}
+
+/// Replaces the kept tokens of a layer by what a simulated quantizer makes of them.
+void PromptStage::simulate(const Sequence& sequence, int layer, const LayerSelection& selection,
+                           Stream& stream) {
+  const Simulation* simulation = traits_.plan().simulation.get();
+  const int n = simulation == nullptr ? 0 : selection.kept() - simulation->hold();
+  if (n <= 0) return;
+  std::vector<float> rows(traits_.kv_heads() * static_cast<size_t>(n) * traits_.dim());
+  floats_.grow(rows.size());
+  const Shape shape{static_cast<int64_t>(rows.size())};
+  const TensorView on_host(rows.data(), DType::kF32, shape);
+  const TensorView on_device(floats_.data(), DType::kF32, shape, traits_.device());
+  for (const KvSide side : kSides) {
+    sources_.clear();
+    targets_.clear();
+    for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+      std::byte* staged = staged_rows(sequence, layer, side, h);
+      for (const int32_t row : std::span(slots_of(selection, h)).first(static_cast<size_t>(n))) {
+        targets_.push_back(staged + static_cast<size_t>(row) * traits_.row_bytes());
+        sources_.push_back(targets_.back());
+      }
+    }
+    widen_rows(sources_, traits_.plan().rows, traits_.shape().head_dim, floats_.data(), stream);
+    copy(on_host, on_device, stream);
+    stream.synchronize();
+    simulation->round_trip(side, layer, rows, n);
+    copy(on_device, on_host, stream);
+    narrow_rows(targets_, traits_.plan().rows, traits_.shape().head_dim, floats_.data(), stream);
+    stream.synchronize();
+  }
 }
 
 /// Packs the tokens of some layers that are to be packed.

@@ -69,6 +69,8 @@ class PromptStage {
                      Stream& stream);
   void merge_head(const Sequence& sequence, int layer, size_t head, const LayerSelection& selection,
                   Stream& stream);
+  void simulate(const Sequence& sequence, int layer, const LayerSelection& selection,
+                Stream& stream);
   bool lies_packable(const KeptLayer& kept, size_t store, KvSide side, size_t head) const;
   std::vector<std::array<KeptRows, kStores>> packed_rows(const Sequence& sequence,
                                                          std::span<const KeptLayer> layers,

@@ -9,6 +9,7 @@
 #include "kvcache/kv_cache.h"
 #include "kvcache/quantizer.h"
 #include "kvcache/retention.h"
+#include "kvcache/simulation.h"
 #include "kvcache/spec/cache_spec.h"
 #include "kvcache/spec/words.h"
 
@@ -39,6 +40,7 @@ struct CachePlan {
   CacheShape shape;
   std::optional<SpecPart> retention_part;
   std::optional<SpecPart> sharing_part;
+  std::optional<SpecPart> simulation_part;
   std::vector<Packer> packers;
   DType rows = DType::kF16;  ///< of unpacked tokens
   /// Visual tokens and others are packed differently: packers' scopes are kVisual and kText. Else
@@ -46,8 +48,9 @@ struct CachePlan {
   bool split = false;
   /// By store, (layers,): its quantizer; null: unpacked.
   std::array<std::vector<const Quantizer*>, kStores> quantizers;
-  std::unique_ptr<Retention> retention;  ///< null: every token is kept
-  bool checks_selections = false;        ///< RetentionEntry.checked of its rule
+  std::unique_ptr<Retention> retention;    ///< null: every token is kept
+  std::unique_ptr<Simulation> simulation;  ///< null: nothing is simulated
+  bool checks_selections = false;          ///< RetentionEntry.checked of its rule
   ShareMap share;
   /// Layers with equal numbers keep the same slots; empty: no such constraint
   std::vector<int> pairs;
@@ -59,8 +62,8 @@ struct CachePlan {
   bool turns_any() const noexcept;
   /// Some layer packs tokens.
   bool packs() const noexcept;
-  /// Nothing is evicted or packed.
-  bool plain() const noexcept { return retention == nullptr && !packs(); }
+  /// Nothing is evicted, packed or simulated.
+  bool plain() const noexcept { return retention == nullptr && !packs() && simulation == nullptr; }
 };
 
 }  // namespace kvlm

@@ -92,6 +92,7 @@ Names two_of(const CacheSpec& spec, PartKind kind) {
 
 Names two_retentions(const CacheSpec& spec) { return two_of(spec, PartKind::kRetention); }
 Names two_sharings(const CacheSpec& spec) { return two_of(spec, PartKind::kSharing); }
+Names two_simulations(const CacheSpec& spec) { return two_of(spec, PartKind::kSimulation); }
 
 // --------------------------------------------------------------------- a pair of packers, by words
 
@@ -132,6 +133,13 @@ Names two_formats(const PackerPair& pair) {
   const auto& [a, b] = pair;
   if (!a.format || !b.format || *a.format == *b.format) return std::nullopt;
   return {{a.part.name, b.part.name}};
+}
+
+Names simulates_beside_another(const CachePlan& plan) {
+  if (!plan.simulation_part || !plan.packs()) return std::nullopt;
+  const auto other =
+      std::ranges::find_if(plan.packers, [](const Packer& packer) { return !packer.format; });
+  return {{plan.simulation_part->name, other->part.name}};
 }
 
 Names shares_nothing(const CachePlan& plan) {
@@ -288,6 +296,7 @@ Names packed_again(const SharedLayer& shared) {
 constexpr Check<CacheSpec> kSpecChecks[] = {
     {two_retentions, "has two retention rules, {0} and {1};", "keep one"},
     {two_sharings, "has two sharing parts;", "keep one share=codes"},
+    {two_simulations, "has two simulated quantizers, {0} and {1};", "keep one"},
 };
 
 constexpr Check<PackerPair> kPairChecks[] = {
@@ -297,7 +306,9 @@ constexpr Check<PackerPair> kPairChecks[] = {
     {two_formats, "has two formats for unquantized tokens, {0} and {1};", "keep one"},
 };
 
-constexpr Check<CachePlan> kSharingWordChecks[] = {
+constexpr Check<CachePlan> kPlanWordChecks[] = {
+    {simulates_beside_another, "has {0}, which simulates a quantizer, and the quantizer {1};",
+     "keep one"},
     {shares_nothing, "shares codes, but no quantizer makes any;",
      "add a quantizer, for example kivi + share=codes"},
 };
@@ -419,7 +430,7 @@ std::optional<Conflict> first_of_shared_layers(const CachePlan& plan) {
 std::optional<Conflict> conflict_of_words(const CacheSpec& spec, const CachePlan& plan) {
   if (auto found = first_of(kSpecChecks, spec)) return found;
   if (auto found = first_of_pairs(kPairChecks, plan.packers)) return found;
-  return first_of(kSharingWordChecks, plan);
+  return first_of(kPlanWordChecks, plan);
 }
 
 std::optional<Conflict> conflict_of_objects(const CachePlan& plan) {
@@ -438,7 +449,7 @@ std::vector<std::string_view> conflict_rows() {
   };
   add(kSpecChecks);
   add(kPairChecks);
-  add(kSharingWordChecks);
+  add(kPlanWordChecks);
   add(kSharerChecks);
   add(kMadePairChecks);
   add(kPackerChecks);

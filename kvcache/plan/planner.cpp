@@ -34,6 +34,10 @@ std::shared_ptr<CachePlan> sorted_words(const CacheSpec& spec, const CacheShape&
       plan->sharing_part = part;
       continue;
     }
+    if (info.kind == PartKind::kSimulation) {
+      plan->simulation_part = part;
+      continue;
+    }
     CachePlan::Packer packer{
         part, find_format(part.name), scope_of(OptionValues(info, part)), {}, false, {}};
     if (const std::string* layers = part.find("layers")) {
@@ -147,6 +151,10 @@ void make_objects(CachePlan& plan, const PolicyProfile* profile, bool known_deco
     context.with_sharing = plan.share.any();
     context.with_quantizer = context.with_quantizer && known_decoder;
     make_retention(plan, context);
+  }
+  if (plan.simulation_part) {
+    const SimulationEntry& entry = *find_simulation(plan.simulation_part->name);
+    plan.simulation = entry.make(OptionValues(entry.info, *plan.simulation_part), context);
   }
   place_quantizers(plan);
 }

@@ -20,8 +20,8 @@
 namespace kvlm {
 
 /// Kinds of parts. A spec has at most one retention and one sharing part, and one quantizer for
-/// each disjoint set of tokens.
-enum class PartKind : uint8_t { kQuantizer, kRetention, kSharing };
+/// each disjoint set of tokens, or one simulated quantizer.
+enum class PartKind : uint8_t { kQuantizer, kRetention, kSharing, kSimulation };
 
 /// One option of a policy: legal values, value in each profile, help. The parser, the help text,
 /// `vlm-kv list` and docs/policy-options.md are generated from this table.
@@ -152,6 +152,7 @@ struct PolicyContext {
 
 class Quantizer;
 class Retention;
+class Simulation;
 
 /// A quantizer's registry entry. `make` throws Error{kUnsupported} with the cure for options that
 /// do not fit the decoder.
@@ -170,6 +171,12 @@ struct RetentionEntry {
   RetentionMaker make;
   /// Check the result of select(): set for rules that are not built in.
   bool checked = false;
+};
+
+/// The registry entry of a simulated quantizer.
+struct SimulationEntry {
+  PolicyInfo info;
+  std::function<std::unique_ptr<Simulation>(const OptionValues&, const PolicyContext&)> make;
 };
 
 }  // namespace kvlm

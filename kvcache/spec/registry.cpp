@@ -101,11 +101,12 @@ constexpr PolicyInfo kShare{
 
 constexpr size_t kLongestWord = 64;
 
-/// A registered rule, with copies of its texts.
+/// A registered policy, with copies of its texts.
+template <class Entry>
 struct Registered {
   std::deque<std::string> text;  // strings never move
   std::vector<OptionInfo> options;
-  RetentionEntry entry;
+  Entry entry;
 
   std::string_view copy(std::string_view words) { return text.emplace_back(words); }
 };
@@ -113,7 +114,8 @@ struct Registered {
 /// Append-only, so references stay valid.
 struct Registrations {
   std::shared_mutex mutex;
-  std::deque<Registered> rules;
+  std::deque<Registered<RetentionEntry>> rules;
+  std::deque<Registered<SimulationEntry>> simulations;
 };
 
 /// Never destroyed: a rule may hold objects of an interpreter that ends before the process.
@@ -180,53 +182,75 @@ void check_options(const PolicyInfo& info) {
   }
 }
 
-/// A copy of `rule` that owns its texts.
-Registered copy_of(RetentionEntry rule) {
-  Registered copy;
-  for (OptionInfo option : rule.info.options) {
+/// The entry of a name in a list of registered ones, or null.
+template <class Entry>
+const Entry* find_in(const std::deque<Registered<Entry>>& list, std::string_view name) {
+  const auto found = std::ranges::find(
+      list, name, [](const Registered<Entry>& other) { return other.entry.info.name; });
+  return found == list.end() ? nullptr : &found->entry;
+}
+
+/// A copy of `entry` that owns its texts.
+template <class Entry>
+Registered<Entry> copy_of(Entry entry, const PolicyInfo& standard) {
+  Registered<Entry> copy;
+  for (OptionInfo option : entry.info.options) {
     for (std::string_view* words : {&option.key, &option.choices, &option.standard,
                                     &option.official, &option.paper, &option.help}) {
       *words = copy.copy(*words);
     }
     copy.options.push_back(option);
   }
-  const auto text = [&](std::string_view words, std::string_view standard) {
-    return copy.copy(words.empty() ? standard : words);
+  const auto text = [&](std::string_view words, std::string_view otherwise) {
+    return copy.copy(words.empty() ? otherwise : words);
   };
-  copy.entry.info = {.name = copy.copy(rule.info.name),
-                     .kind = PartKind::kRetention,
-                     .source = text(rule.info.source, "registered, not built in"),
-                     .stores = text(rule.info.stores, "the tokens that the rule selects"),
-                     .composes = text(rule.info.composes, "any quantizer"),
+  copy.entry.info = {.name = copy.copy(entry.info.name),
+                     .kind = standard.kind,
+                     .source = text(entry.info.source, "registered, not built in"),
+                     .stores = text(entry.info.stores, standard.stores),
+                     .composes = text(entry.info.composes, standard.composes),
                      .options = copy.options,
-                     .example = text(rule.info.example, rule.info.name),
-                     .arxiv = copy.copy(rule.info.arxiv)};
-  copy.entry.make = std::move(rule.make);
-  copy.entry.checked = true;
+                     .example = text(entry.info.example, entry.info.name),
+                     .arxiv = copy.copy(entry.info.arxiv)};
+  entry.info = copy.entry.info;
+  copy.entry = std::move(entry);
   return copy;
+}
+
+/// Adds an entry to one of the lists of registered ones.
+template <class Entry>
+void add(Entry entry, std::deque<Registered<Entry>>& list, const PolicyInfo& standard) {
+  const std::string name(entry.info.name);
+  entry.info.kind = standard.kind;
+  check_name(name);
+  check_options(entry.info);
+  if (!entry.make) refuse(fmt::format("policy {} has no make function; set its make", name));
+  Registered<Entry> copy = copy_of(std::move(entry), standard);
+  Registrations& all = registrations();
+  const std::unique_lock lock(all.mutex);
+  if (find_built_in(name) != nullptr || find_in(all.rules, name) != nullptr ||
+      find_in(all.simulations, name) != nullptr) {
+    refuse(fmt::format(
+        "the policy name \"{}\" is taken; register the policy once, under another name", name));
+  }
+  list.push_back(std::move(copy));
 }
 
 }  // namespace
 
 void register_retention(RetentionEntry rule) {
-  const std::string name(rule.info.name);
-  rule.info.kind = PartKind::kRetention;
-  check_name(name);
-  check_options(rule.info);
-  if (!rule.make)
-    refuse(fmt::format("policy {} has no make function; set RetentionEntry::make", name));
-  Registered copy = copy_of(std::move(rule));
-  Registrations& all = registrations();
-  const std::unique_lock lock(all.mutex);
-  const bool taken = find_built_in(name) != nullptr ||
-                     std::any_of(all.rules.begin(), all.rules.end(), [&](const Registered& other) {
-                       return other.entry.info.name == name;
-                     });
-  if (taken) {
-    refuse(fmt::format(
-        "the policy name \"{}\" is taken; register the rule once, under another name", name));
-  }
-  all.rules.push_back(std::move(copy));
+  rule.checked = true;
+  add(std::move(rule), registrations().rules,
+      {.kind = PartKind::kRetention,
+       .stores = "the tokens that the rule selects",
+       .composes = "any quantizer"});
+}
+
+void register_simulation(SimulationEntry simulation) {
+  add(std::move(simulation), registrations().simulations,
+      {.kind = PartKind::kSimulation,
+       .stores = "every token unpacked, as its codes would give it back",
+       .composes = "any retention rule"});
 }
 
 std::vector<const PolicyInfo*> policies() {
@@ -236,7 +260,8 @@ std::vector<const PolicyInfo*> policies() {
   for (const RetentionEntry* entry : kRetentions) infos.push_back(&entry->info);
   Registrations& all = registrations();
   const std::shared_lock lock(all.mutex);
-  for (const Registered& rule : all.rules) infos.push_back(&rule.entry.info);
+  for (const auto& rule : all.rules) infos.push_back(&rule.entry.info);
+  for (const auto& simulation : all.simulations) infos.push_back(&simulation.entry.info);
   infos.push_back(&kShare);
   return infos;
 }
@@ -249,7 +274,8 @@ std::vector<std::string_view> part_names() {
 
 const PolicyInfo* find_policy(std::string_view name) noexcept {
   if (const PolicyInfo* info = find_built_in(name)) return info;
-  const RetentionEntry* entry = find_retention(name);
+  if (const RetentionEntry* entry = find_retention(name)) return &entry->info;
+  const SimulationEntry* entry = find_simulation(name);
   return entry == nullptr ? nullptr : &entry->info;
 }
 
@@ -266,10 +292,13 @@ const RetentionEntry* find_retention(std::string_view name) noexcept {
   }
   Registrations& all = registrations();
   const std::shared_lock lock(all.mutex);
-  for (const Registered& rule : all.rules) {
-    if (rule.entry.info.name == name) return &rule.entry;
-  }
-  return nullptr;
+  return find_in(all.rules, name);
+}
+
+const SimulationEntry* find_simulation(std::string_view name) noexcept {
+  Registrations& all = registrations();
+  const std::shared_lock lock(all.mutex);
+  return find_in(all.simulations, name);
 }
 
 std::optional<DType> find_format(std::string_view name) noexcept {

@@ -14,7 +14,7 @@
 namespace kvlm {
 
 /// All parts that a spec may have, in the order of `vlm-kv list`: plain formats, quantizers,
-/// built-in retention rules, registered ones, sharing.
+/// built-in retention rules, registered ones, simulated quantizers, sharing.
 std::vector<const PolicyInfo*> policies();
 
 /// All names that a spec part may have.
@@ -24,6 +24,7 @@ std::vector<std::string_view> part_names();
 const PolicyInfo* find_policy(std::string_view name) noexcept;
 const QuantizerEntry* find_quantizer(std::string_view name) noexcept;
 const RetentionEntry* find_retention(std::string_view name) noexcept;
+const SimulationEntry* find_simulation(std::string_view name) noexcept;
 /// The element type of a plain format; nothing if `name` is not one.
 std::optional<DType> find_format(std::string_view name) noexcept;
 
@@ -47,5 +48,7 @@ std::optional<DType> find_format(std::string_view name) noexcept;
 /// Throws Error{kInvalidArgument} for a name that is taken or illegal, an option that no spec could
 /// write or with illegal values, and a rule without make().
 void register_retention(RetentionEntry rule);
+/// Registers a simulated quantizer; the same holds for it as for a rule.
+void register_simulation(SimulationEntry simulation);
 
 }  // namespace kvlm

@@ -268,7 +268,7 @@ void put_in_order(std::vector<SpecPart>& parts) {
     if (kind_of(part) == PartKind::kSharing) kind = 2;
     int scope = 0;
     LayerRanges layers;
-    if (kind == 1) {
+    if (kind_of(part) == PartKind::kQuantizer) {
       const OptionValues values(*find_policy(part.name), part);
       if (values.text("scope") == "text") scope = 1;
       if (const std::string* text = part.find("layers")) layers = *parse_layer_ranges(*text);

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from .rules import Choice, Layer, array, retention
+from .rules import Choice, Layer, array, claimed_bits, quantizer, retention
 
 if TYPE_CHECKING:
 
@@ -35,7 +35,7 @@ else:
     from ._core import Error
 
 __all__ = ["CacheReport", "Choice", "Clip", "Error", "Layer", "Model", "Piece", "Policy", "PolicyOption", "Prompt", "Result", "Timings",
-           "TokenLogprob", "canonical", "explain", "list_policies", "retention"]  # fmt: skip
+           "TokenLogprob", "canonical", "explain", "list_policies", "quantizer", "retention"]  # fmt: skip
 
 _LOOK_MS = 100  # how often a wait looks for Ctrl+C
 _POLL_MS = 5  # how long a batch waits for one answer before it looks at the others
@@ -51,6 +51,16 @@ class CacheReport:
     stored_bits: float  #: per element of all tokens, scales and masks included
     nominal_bits: float  #: what the policy claims: codes alone
     slots: float  #: rows kept, mean over layers
+    claimed_bits: float | None = None  #: per element, by a simulated quantizer; else None
+
+    @property
+    def simulated(self) -> bool:
+        """Rows went through a quantizer in Python, and are stored unpacked: bytes and bits are not those of its codes."""
+        return self.claimed_bits is not None
+
+    def __str__(self) -> str:
+        bits = f"{self.stored_bits:.2f} bits" if self.claimed_bits is None else f"{self.claimed_bits:.2f} bits (simulated)"
+        return f"{self.spec}: {bits}, {self.slots:g} slots, {self.bytes:,} bytes"
 
 
 @dataclass(frozen=True)
@@ -110,7 +120,7 @@ class PolicyOption:
 @dataclass(frozen=True)
 class Policy:
     name: str
-    kind: str  #: "quantizer", "retention" or "sharing"
+    kind: str  #: "quantizer", "retention", "sharing" or "simulated quantizer"
     source: str
     stores: str
     composes: str
@@ -229,11 +239,13 @@ def _logprob(token: int, found: tuple[float, tuple[tuple[int, float], ...]]) -> 
 def _result(text: str) -> Result:
     found = json.loads(text)
     kv, timings = found["kv"], found["timings"]
+    if claimed_bits(kv["spec"]) is not None:
+        kv["simulated"] = True
     logprobs = found.get("logprobs")
     return Result(
         found["text"], found["tokens"], found["finish_reason"], found["prompt_tokens"], found["visual_tokens"],
         Timings(timings["vision_ms"], timings["prefill_ms"], timings["ttft_ms"], timings["decode_ms"]),
-        CacheReport(kv["spec"], kv["bytes"], kv["f16_bytes"], kv["stored_bits"], kv["nominal_bits"], kv["slots"]),
+        CacheReport(kv["spec"], kv["bytes"], kv["f16_bytes"], kv["stored_bits"], kv["nominal_bits"], kv["slots"], claimed_bits(kv["spec"])),
         None if logprobs is None else [TokenLogprob(e["token"], e["logprob"], [(t, p) for t, p in e["top"]]) for e in logprobs],
         found,
     )  # fmt: skip
@@ -519,6 +531,8 @@ def explain(
     `vlm-kv explain --json` prints, with bytes by layer and component. Reads no weights."""
     profile = os.fspath(kv_profile) if kv_profile is not None else ""
     found: dict[str, Any] = json.loads(_core.explain(kv, _model_path(model), tokens, visual, profile))
+    if claimed_bits(canonical(kv)) is not None:
+        found["simulated"] = True
     return found
 
 

@@ -1,10 +1,15 @@
-"""Retention rules in Python: which rows of a prompt a cache keeps.
+"""Policies in Python: retention rules, which rows of a prompt a cache keeps, and simulated quantizers.
 
     @kvlm.retention("vnorm", needs=("values",))
     def vnorm(layer, *, power: float = 1.0):
         return numpy.linalg.norm(layer.values, axis=-1) ** power
 
+    @kvlm.quantizer("nf3", bits=lambda group: 3 + 16 / group)
+    def nf3(rows, *, side, layer, group: int = 64):
+        return round_trip(rows, group)
+
     model.generate("cat.png", kv="vnorm,keep=0.3,power=2 + int4")
+    model.generate("cat.png", kv="nf3,hold=32")
 """
 
 from __future__ import annotations
@@ -80,28 +85,70 @@ class _Rule:
     needs: tuple[str, ...]
 
     def call(self, found: dict[str, Any], texts: dict[str, str]) -> Any:
-        kinds: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "text": str}
-        return self.function(Layer(found), **{key: kinds[self.options[key][0]](text) for key, text in texts.items()})
+        return self.function(Layer(found), **_read(self.options, texts))
 
 
-_rules: dict[str, _Rule] = {}
+@dataclass(frozen=True)
+class _Quantizer:
+    function: Callable[..., Any]
+    options: dict[str, tuple[str, str, str]]
+    bits: float | Callable[..., float]
+
+    def call(self, found: dict[str, Any], texts: dict[str, str]) -> Any:
+        return self.function(array(found["rows"]), side=found["side"], layer=found["layer"], **_read(self.options, texts))
+
+    def claimed(self, texts: dict[str, str]) -> float:
+        if not callable(self.bits):
+            return float(self.bits)
+        wanted = inspect.signature(self.bits).parameters
+        return float(self.bits(**{key: value for key, value in _read(self.options, texts).items() if key in wanted}))
 
 
-def _options_of(function: Callable[..., Any]) -> dict[str, tuple[str, str, str]]:
-    """The keyword-only parameters."""
+_rules: dict[str, _Rule | _Quantizer] = {}
+
+
+def _read(options: dict[str, tuple[str, str, str]], texts: dict[str, str]) -> dict[str, Any]:
+    """Values of options from their text."""
+    kinds: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "text": str}
+    return {key: kinds[options[key][0]](text) for key, text in texts.items()}
+
+
+def claimed_bits(spec: str) -> float | None:
+    """Bits per element that the simulated quantizer of a canonical sentence claims; None if it has none."""
+    for part in spec.split(" + "):
+        name, *words = part.split(",")
+        known = _rules.get(name)
+        if isinstance(known, _Quantizer):
+            given = dict(word.split("=", 1) for word in words)
+            return known.claimed({key: given.get(key, default) for key, (_, default, _) in known.options.items()})
+    return None
+
+
+def _options_of(function: Callable[..., Any], named: tuple[str, ...] = ()) -> dict[str, tuple[str, str, str]]:
+    """The keyword-only parameters, but for those that the caller names."""
     options = {}
-    _, *others = inspect.signature(function).parameters.values()
+    first, *others = inspect.signature(function).parameters.values()
     for parameter in others:
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-            raise TypeError(f"a rule takes the layer and options by keyword; write (layer, *, {parameter.name}=...)")
+            raise TypeError(f"it takes {first.name}, and options by keyword; write ({first.name}, *, {parameter.name}=...)")
+        if parameter.name in named:
+            continue
         default = parameter.default
         if isinstance(default, Choice):
             options[parameter.name] = ("text", default.words[0], "|".join(default.words))
         elif isinstance(default, bool) or not isinstance(default, int | float):
-            raise TypeError(f"option {parameter.name} of a rule has the default {default!r}; give an int, a float or kvlm.Choice(...)")
+            raise TypeError(f"option {parameter.name} has the default {default!r}; give an int, a float or kvlm.Choice(...)")
         else:
             options[parameter.name] = (type(default).__name__, repr(default).removesuffix(".0"), "")
     return options
+
+
+def _table(options: dict[str, tuple[str, str, str]]) -> list[_core.PolicyOption]:
+    return [_core.PolicyOption(key, kind, default, choices) for key, (kind, default, choices) in options.items()]
+
+
+def _help(function: Callable[..., Any], otherwise: str) -> str:
+    return (inspect.getdoc(function) or otherwise).split("\n")[0]
 
 
 def retention(name: str, *, needs: str | tuple[str, ...] = ("keys", "values")) -> Callable[[Function], Function]:
@@ -126,10 +173,8 @@ def retention(name: str, *, needs: str | tuple[str, ...] = ("keys", "values")) -
         rule = _Rule(function, _options_of(function), tuple(sorted(needs)))
         known = _rules.get(name)
         if known is None:
-            table = [_core.RuleOption(key, kind, default, choices) for key, (kind, default, choices) in rule.options.items()]
-            help_text = (inspect.getdoc(function) or "the rows that the function scores best").split("\n")[0]
-            _core.add_retention(name, help_text, table, *(need in needs for need in _NEEDS))
-        elif (known.options, known.needs) != (rule.options, rule.needs):
+            _core.add_retention(name, _help(function, "the rows that the function scores best"), _table(rule.options), *(need in needs for need in _NEEDS))
+        elif not isinstance(known, _Rule) or (known.options, known.needs) != (rule.options, rule.needs):
             raise ValueError(f"the rule {name} had other options or needs when it was first made; give this one another name")
         _rules[name] = rule
         return function
@@ -137,4 +182,36 @@ def retention(name: str, *, needs: str | tuple[str, ...] = ("keys", "values")) -
     return decorate
 
 
-_core.set_rule_caller(lambda name, found, options: _rules[name].call(found, options))
+def quantizer(name: str, *, bits: float | Callable[..., float]) -> Callable[[Function], Function]:
+    """Makes a function a simulated quantizer that `kv` may name: what would the answers be if rows were stored so?
+
+    name  as of retention()
+    bits  per element that it claims, scales included: a number, or a function of options of the quantizer
+
+    The function is called twice a layer and prompt, as function(rows, side=, layer=, **options), and returns an array of the same
+    shape: what codes would give back.
+
+      rows   (kv_heads, n, head_dim) float32: the kept tokens of the prompt, oldest first, but for the newest `hold`; keys after RoPE
+      side   "keys" or "values"
+
+    It composes with any retention rule, and with no other quantizer. Rows are stored unpacked, so that it saves no memory:
+    CacheReport.simulated says so, stored_bits is what is stored, claimed_bits what `bits` claims. Generated tokens stay as they
+    are, which flatters it in long answers. What the function raises ends that request and comes out of generate().
+    """
+    if callable(name):
+        raise TypeError('a quantizer needs a name; write @kvlm.quantizer("name", bits=4)')
+
+    def decorate(function: Function) -> Function:
+        made = _Quantizer(function, _options_of(function, ("side", "layer")), bits)
+        known = _rules.get(name)
+        if known is None:
+            _core.add_quantizer(name, _help(function, "every token as the function gives it back"), _table(made.options))
+        elif not isinstance(known, _Quantizer) or known.options != made.options:
+            raise ValueError(f"the quantizer {name} had other options when it was first made; give this one another name")
+        _rules[name] = made
+        return function
+
+    return decorate
+
+
+_core.set_caller(lambda name, found, options: _rules[name].call(found, options))

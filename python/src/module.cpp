@@ -182,6 +182,7 @@ NB_MODULE(_core, m) {
     }
   });
   add_rules(m);
+  add_simulations(m);
   add_cached_prompt(m);
 
   nb::class_<SentImage>(m, "Image")

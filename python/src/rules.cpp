@@ -35,15 +35,6 @@ nb::object& caller() {
   return *function;
 }
 
-/// An array that owns its numbers.
-template <class T, class Shape>
-nb::object owned(std::vector<T>&& numbers, const Shape& shape) {
-  auto* kept = new std::vector<T>(std::move(numbers));
-  const nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::cast(nb::ndarray<nb::array_api, const T, nb::device::cpu>(kept->data(), shape.size(),
-                                                                       shape.data(), owner));
-}
-
 /// (kv_heads, n, head_dim)
 std::vector<float> on_host(std::span<const StoredRows> heads, int head_dim, Stream& stream) {
   std::vector<float> all;
@@ -61,14 +52,7 @@ struct Needs {
 class PythonRule final : public retention::ScoredRule {
  public:
   PythonRule(const OptionValues& options, const PolicyContext& context, Needs needs)
-      : ScoredRule(options, context), name_(options.info().name), needs_(needs) {
-    for (const OptionInfo& option : options.info().options) {
-      const bool common =
-          std::ranges::any_of(retention::kScoredOptions,
-                              [&](const OptionInfo& each) { return each.key == option.key; });
-      if (!common) options_[std::string(option.key)] = options.text(option.key);
-    }
-  }
+      : ScoredRule(options, context), policy_(options, retention::kScoredOptions), needs_(needs) {}
 
   ImportanceNeeds needs() const noexcept override {
     ImportanceNeeds all = ScoredRule::needs();
@@ -90,9 +74,7 @@ class PythonRule final : public retention::ScoredRule {
       copy(TensorView(queries.data(), DType::kF32, layer.queries.shape()), f32, stream);
       stream.synchronize();
     }
-    const nb::gil_scoped_acquire acquire;
-    inside = true;
-    try {
+    call_python([&] {
       nb::dict view;
       view["index"] = layer.layer;
       view["layers"] = layer.shape->layers;
@@ -108,17 +90,8 @@ class PythonRule final : public retention::ScoredRule {
       std::vector<uint8_t> visual;
       for (const int16_t tag : layer.modality) visual.push_back(tag != kTextRow);
       view["visual"] = owned(std::move(visual), one);
-      nb::dict options;
-      for (const auto& [key, value] : options_) options[key.c_str()] = value;
-      take(caller()(name_, view, options), scores, heads, n);
-    } catch (const nb::python_error& error) {
-      inside = false;
-      throw RuleFailure(error);
-    } catch (...) {
-      inside = false;
-      throw;
-    }
-    inside = false;
+      take(policy_(view), scores, heads, n);
+    });
   }
 
  private:
@@ -145,32 +118,16 @@ class PythonRule final : public retention::ScoredRule {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("the rule {} returned {}; expected an array of shape {} of floats in "
                             "host memory, the best rows highest (of a GPU's tensor return .cpu())",
-                            name_, what, shape));
+                            policy_.name, what, shape));
   }
 
-  std::string name_;
+  PythonPolicy policy_;
   Needs needs_;
-  std::map<std::string, std::string> options_;
-};
-
-/// An option of a rule, as kvlm.retention() finds it in the function's signature.
-struct Option {
-  std::string key, kind, standard, choices;
 };
 
 void add_retention(const std::string& name, const std::string& help,
-                   const std::vector<Option>& options, bool keys, bool values, bool queries) {
-  std::vector<OptionInfo> table(retention::kScoredOptions.begin(), retention::kScoredOptions.end());
-  for (const Option& option : options) {
-    OptionInfo info{.key = option.key, .standard = option.standard, .help = "of the Python rule"};
-    constexpr double kMost = 1e9;
-    if (option.kind == "int") info.type = OptionInfo::Type::kInteger;
-    if (option.kind == "float") info.type = OptionInfo::Type::kReal;
-    info.low = -kMost;
-    info.high = kMost;
-    info.choices = option.choices;
-    table.push_back(info);
-  }
+                   const std::vector<PythonOption>& options, bool keys, bool values, bool queries) {
+  const std::vector<OptionInfo> table = option_table(retention::kScoredOptions, options);
   const Needs needs{keys, values, queries};
   register_retention({{.name = name,
                        .source = "Python",
@@ -202,15 +159,61 @@ void RuleFailure::set() const {
 
 bool in_rule() noexcept { return inside; }
 
+void call_python(const std::function<void()>& body) {
+  const nb::gil_scoped_acquire acquire;
+  inside = true;
+  try {
+    body();
+  } catch (const nb::python_error& error) {
+    inside = false;
+    throw RuleFailure(error);
+  } catch (...) {
+    inside = false;
+    throw;
+  }
+  inside = false;
+}
+
+PythonPolicy::PythonPolicy(const OptionValues& values, std::span<const OptionInfo> common)
+    : name(values.info().name) {
+  for (const OptionInfo& option : values.info().options) {
+    const bool own = std::ranges::none_of(
+        common, [&](const OptionInfo& each) { return each.key == option.key; });
+    if (own) options[std::string(option.key)] = values.text(option.key);
+  }
+}
+
+nb::object PythonPolicy::operator()(const nb::dict& view) const {
+  nb::dict values;
+  for (const auto& [key, value] : options) values[key.c_str()] = value;
+  return caller()(name, view, values);
+}
+
+std::vector<OptionInfo> option_table(std::span<const OptionInfo> common,
+                                     const std::vector<PythonOption>& options) {
+  std::vector<OptionInfo> table(common.begin(), common.end());
+  for (const PythonOption& option : options) {
+    OptionInfo info{.key = option.key, .standard = option.standard, .help = "of the function"};
+    constexpr double kMost = 1e9;
+    if (option.kind == "int") info.type = OptionInfo::Type::kInteger;
+    if (option.kind == "float") info.type = OptionInfo::Type::kReal;
+    info.low = -kMost;
+    info.high = kMost;
+    info.choices = option.choices;
+    table.push_back(info);
+  }
+  return table;
+}
+
 void add_rules(nb::module_& m) {
   using namespace nb::literals;
-  nb::class_<Option>(m, "RuleOption")
+  nb::class_<PythonOption>(m, "PolicyOption")
       .def(nb::init<std::string, std::string, std::string, std::string>(), "key"_a, "kind"_a,
            "standard"_a, "choices"_a);
   m.def("add_retention", &add_retention, "name"_a, "help"_a, "options"_a, "keys"_a, "values"_a,
         "queries"_a);
   m.def(
-      "set_rule_caller", [](nb::object function) { caller() = std::move(function); }, "function"_a);
+      "set_caller", [](nb::object function) { caller() = std::move(function); }, "function"_a);
 }
 
 }  // namespace kvlm::python

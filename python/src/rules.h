@@ -1,9 +1,18 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #include <exception>
+#include <functional>
+#include <map>
 #include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvcache/spec/policy.h"
 
 namespace kvlm::python {
 
@@ -20,10 +29,43 @@ class RuleFailure final : public std::exception {
   std::shared_ptr<nanobind::object> value_;
 };
 
-/// Whether this thread is inside a rule.
+/// Whether this thread is inside a function of Python's that the cache waits for.
 bool in_rule() noexcept;
+/// Runs `body` with the GIL, as such a function. Throws RuleFailure for an exception of Python's.
+void call_python(const std::function<void()>& body);
+
+/// A policy in Python: its name, and its own options as text.
+struct PythonPolicy {
+  /// Without `common` options, which are C++'s.
+  PythonPolicy(const OptionValues& options, std::span<const OptionInfo> common);
+  /// Calls kvlm.rules' function of that name with `view` and the options. With the GIL.
+  nanobind::object operator()(const nanobind::dict& view) const;
+
+  std::string name;
+  std::map<std::string, std::string> options;
+};
+
+/// An option of a policy, as its decorator finds it in the function's signature.
+struct PythonOption {
+  std::string key, kind, standard, choices;
+};
+/// The table of `common` options and a policy's own, whose texts `options` keeps.
+std::vector<OptionInfo> option_table(std::span<const OptionInfo> common,
+                                     const std::vector<PythonOption>& options);
+
+/// An array that owns its numbers.
+template <class T, class Shape>
+nanobind::object owned(std::vector<T>&& numbers, const Shape& shape) {
+  auto* kept = new std::vector<T>(std::move(numbers));
+  const nanobind::capsule owner(kept,
+                                [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nanobind::cast(nanobind::ndarray<nanobind::array_api, const T, nanobind::device::cpu>(
+      kept->data(), shape.size(), shape.data(), owner));
+}
 
 /// What kvlm.retention() is made of.
 void add_rules(nanobind::module_& m);
+/// What kvlm.quantizer() is made of.
+void add_simulations(nanobind::module_& m);
 
 }  // namespace kvlm::python

@@ -4,11 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "kvcache/plan/planner.h"
+#include "kvcache/simulation.h"
+#include "kvcache/spec/registry.h"
 #include "kvcache/spec/words.h"
 
 namespace kvlm {
@@ -33,6 +37,11 @@ CacheSpec spec_of(const std::vector<std::string_view>& parts) {
   return spec;
 }
 
+class Unchanged final : public Simulation {
+ public:
+  void round_trip(KvSide, int, std::span<float>, int) const override {}
+};
+
 struct Refused {
   std::vector<std::string_view> parts;
   const char* text;
@@ -43,6 +52,8 @@ const std::vector<Refused> kRefused = {
     {{"h2o", "prefixkv"}, "has two retention rules, h2o and prefixkv; keep one"},
     {{"kivi", "share,what=codes", "share,from=0:2,what=codes"},
      "has two sharing parts; keep one share=codes"},
+    {{"simulated_a", "simulated_b"},
+     "has two simulated quantizers, simulated_a and simulated_b; keep one"},
     {{"int8", "kivi"}, "has two quantizers for the same tokens, int8 and kivi; keep one"},
     {{"kivi,layers=0-3", "kivi,bits=4,layers=3-5"},
      "has two quantizers for layer 3, kivi,layers=0-3 and kivi,bits=4,layers=3-5; keep one"},
@@ -51,6 +62,8 @@ const std::vector<Refused> kRefused = {
      "kivi,scope=text?"},
     {{"f16,scope=visual", "f32,scope=text"},
      "has two formats for unquantized tokens, f16 and f32; keep one"},
+    {{"simulated_a", "kivi,scope=text"},
+     "has simulated_a, which simulates a quantizer, and the quantizer kivi; keep one"},
     {{"f16", "share,what=codes"},
      "shares codes, but no quantizer makes any; add a quantizer, for example kivi + share=codes"},
     {{"xquant,kq=4", "share,what=codes"},
@@ -98,6 +111,12 @@ const std::vector<Refused> kRefused = {
 
 /// A row that nothing can reach says nothing to anybody, and one that no test reaches anything.
 TEST(Conflicts, EveryRowIsReachedAndSaysWhatToDo) {
+  for (const char* name : {"simulated_a", "simulated_b"}) {
+    if (find_simulation(name) != nullptr) continue;
+    register_simulation({{.name = name}, [](const OptionValues&, const PolicyContext&) {
+                           return std::make_unique<Unchanged>();
+                         }});
+  }
   std::vector<std::string_view> reached;
   for (const Refused& refused : kRefused) {
     const std::optional<Conflict> conflict = conflict_without_decoder(spec_of(refused.parts));

@@ -40,9 +40,9 @@ TEST(Registry, KnowsThePlainFormats) {
 TEST(Registry, FindsEveryPartByItsNameAlone) {
   for (const PolicyInfo* info : policies()) {
     EXPECT_EQ(find_policy(info->name), info);
-    const int kinds = find_format(info->name).has_value() +
-                      (find_quantizer(info->name) != nullptr) +
-                      (find_retention(info->name) != nullptr);
+    const int kinds =
+        find_format(info->name).has_value() + (find_quantizer(info->name) != nullptr) +
+        (find_retention(info->name) != nullptr) + (find_simulation(info->name) != nullptr);
     EXPECT_EQ(kinds, info->kind == PartKind::kSharing ? 0 : 1) << info->name;
     EXPECT_EQ(find_retention(info->name) != nullptr, info->kind == PartKind::kRetention);
   }
@@ -255,10 +255,11 @@ TEST(RegisteredRetention, MayBeRegisteredWhileOthersParse) {
 TEST(RegisteredRetention, OfANameThatIsTakenIsRefused) {
   register_once(entry("registered_norm"));
   for (const char* name : {"knorm", "int4", "f16", "share", "registered_norm"}) {
-    EXPECT_EQ(refused([&] { register_retention(entry(name)); }),
-              fmt::format("the policy name \"{}\" is taken; register the rule once, under another "
-                          "name",
-                          name));
+    EXPECT_EQ(
+        refused([&] { register_retention(entry(name)); }),
+        fmt::format("the policy name \"{}\" is taken; register the policy once, under another "
+                    "name",
+                    name));
   }
 }
 

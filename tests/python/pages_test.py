@@ -22,7 +22,7 @@ def code_of(page):
 class Pages(unittest.TestCase):
     def test_python_md(self):
         blocks = code_of(ROOT / "docs/python.md")
-        self.assertEqual(len(blocks), 5)
+        self.assertEqual(len(blocks), 6)
         printed = io.StringIO()
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             shutil.copy(scene(1), "a.png")
@@ -33,6 +33,7 @@ class Pages(unittest.TestCase):
                     exec(compile(block, "docs/python.md", "exec"), known)
                 known["model"].close()
         self.assertIn("vnorm,keep=0.3,power=2 + int4", printed.getvalue())
+        self.assertIn("(simulated)", printed.getvalue())
         self.assertIn("There is one object", printed.getvalue())
 
     def test_the_notebook(self):

@@ -43,6 +43,42 @@ def wrong(layer, *, how=kvlm.Choice("right", "raises", "nan", "one_nan", "shape"
     return scores
 
 
+seen = []
+
+
+@kvlm.quantizer("unchanged", bits=16)
+def unchanged(rows, *, side, layer):
+    """rows as they are"""
+    seen.append((side, layer, rows.shape, threading.get_ident()))
+    return rows
+
+
+@kvlm.quantizer("simulated_kivi", bits=lambda bits, group: bits + 32 / group)
+def simulated_kivi(rows, *, side, layer, bits: int = 2, group: int = 32, how=kvlm.Choice("right", "raises", "nan", "shape", "text", "asks", "stays")):
+    """KIVI's codes (arXiv 2402.02750, section 3): keys by channel over groups of tokens, values by token over groups of channels"""
+    if how == "raises":
+        raise ZeroDivisionError("in the quantizer")
+    if how == "nan":
+        return rows * np.nan
+    if how == "shape":
+        return rows[:, 1:]
+    if how == "text":
+        return "rows"
+    if how == "asks":
+        Quantizers.model.generate(scene(0), max_tokens=1)
+    if how == "stays":
+        return rows
+    heads, n, dim = rows.shape
+    whole = n // group * group if side == "keys" else n
+    grouped = rows[:, :whole].reshape((heads, whole // group, group, dim) if side == "keys" else (heads, n, dim // group, group))
+    axis = 2 if side == "keys" else 3
+    low, high = grouped.min(axis, keepdims=True), grouped.max(axis, keepdims=True)
+    step = (high - low) / np.float32(2**bits - 1)
+    codes = np.clip(np.rint((grouped - low) / step), 0, 2**bits - 1)
+    given_back = codes * np.float16(step).astype(np.float32) + np.float16(low).astype(np.float32)
+    return np.concatenate([given_back.reshape(heads, whole, dim), rows[:, whole:]], axis=1)
+
+
 class Rules(unittest.TestCase):
     kept = []
 
@@ -172,6 +208,92 @@ s = m.stream({str(scene(0))!r}, kv="slow,keep=0.5")
 time.sleep(0.1)
 """
         subprocess.run([sys.executable, "-c", code], check=True, timeout=30, cwd=ROOT)
+
+
+class Quantizers(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.model = kvlm.Model("pocket", device="cpu", threads=2)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.model.close()
+
+    def test_unchanged_rows_are_plain_ones(self):
+        """Every logit to the last bit, and the same bytes, with and without a rule."""
+        layers = self.model.info["layers"]
+        for rest in ("", "knorm,keep=0.4", "h2o,keep=0.5", "pyramidinfer,keep=0.4"):
+            seen.clear()
+            kv = f"{rest} + unchanged" if rest else "unchanged"
+            with self.subTest(kv=kv):
+                found = self.model.generate(scene(1), kv=kv, max_tokens=24, logprobs=5)
+                plain = self.model.generate(scene(1), kv=rest or "f16", max_tokens=24, logprobs=5)
+                self.assertEqual((found.tokens, found.logprobs), (plain.tokens, plain.logprobs))
+                self.assertEqual((found.cache.bytes, found.cache.stored_bits), (plain.cache.bytes, plain.cache.stored_bits))
+                self.assertEqual([(layer, side) for side, layer, _, _ in seen], [(layer, side) for layer in range(layers) for side in ("keys", "values")])
+                self.assertNotIn(threading.get_ident(), {thread for _, _, _, thread in seen})
+                self.assertEqual((found.cache.simulated, found.cache.claimed_bits, found.json["kv"]["simulated"]), (True, 16, True))
+                self.assertIn("(simulated)", str(found.cache))
+                self.assertFalse(plain.cache.simulated)
+        seen.clear()
+        self.model.generate(scene(1), kv="unchanged,hold=40", max_tokens=1)
+        self.assertEqual({shape[1] for _, _, shape, _ in seen}, {plain.prompt_tokens - 40})
+        seen.clear()
+        self.model.generate(scene(1), kv="unchanged,hold=4000", max_tokens=1)
+        self.assertEqual(seen, [])
+
+    def test_it_gives_back_what_codes_do(self):
+        """KIVI's formula in numpy and its packed rows, where both are quantized."""
+        plain = self.model.prefill(scene(2))
+        n = len(plain.tokens)
+        for bits in (2, 4):
+            packed = self.model.prefill(scene(2), kv=f"kivi,bits={bits},group=16,residual=32")
+            for side in ("keys", "values"):
+                rows, whole = getattr(packed, side), getattr(plain, side)
+                changed = np.flatnonzero((rows(0) != whole(0)).any(axis=(0, 2)))
+                hold = n - 1 - changed.max()
+                self.assertLess(hold, n - 32)
+                simulated = self.model.prefill(scene(2), kv=f"simulated_kivi,bits={bits},group=16,hold={hold}")
+                self.assertAlmostEqual(simulated.cache.claimed_bits, bits + 2)
+                for layer in range(plain.layers):
+                    with self.subTest(bits=bits, side=side, layer=layer):
+                        np.testing.assert_allclose(getattr(simulated, side)(layer), rows(layer), rtol=2e-3, atol=2e-3)
+
+    def test_its_answers_differ_from_plain_ones(self):
+        ones = self.model.generate(scene(3), kv="simulated_kivi,bits=1,group=16,hold=16", logprobs=1)
+        plain = self.model.generate(scene(3), logprobs=1)
+        self.assertNotEqual(ones.logprobs[1:], plain.logprobs[1:])
+        self.assertEqual(ones.logprobs[0], plain.logprobs[0])  # the prompt is read exactly
+
+    def test_a_quantizer_that_goes_wrong(self):
+        for how, kind, words in (("raises", ZeroDivisionError, "in the quantizer"), ("nan", kvlm.Error, "not finite"), ("shape", kvlm.Error, "of shape"),
+                                 ("text", kvlm.Error, "returned a str"), ("asks", kvlm.Error, "a rule asks the model")):  # fmt: skip
+            with self.subTest(how), self.assertRaises(kind) as caught:
+                self.model.generate(scene(0), kv=f"simulated_kivi,group=16,how={how}")
+            self.assertIn(words, str(caught.exception))
+            self.assertEqual(self.model.generate(scene(0), kv="unchanged", max_tokens=8).tokens, self.model.generate(scene(0), max_tokens=8).tokens)
+
+    def test_what_it_does_not_go_with(self):
+        for kv, words in (("unchanged + kivi", "the quantizer kivi"), ("unchanged + xquant", "the quantizer xquant"),
+                          ("simulated_kivi + unchanged", "two simulated quantizers"), ("unchanged + share=codes", "shares codes"),
+                          ("unchanged,layers=0-1", "no option layers"), ("unchanged,hold=-1", "hold=-1")):  # fmt: skip
+            with self.subTest(kv), self.assertRaises(kvlm.Error) as caught:
+                self.model.generate(scene(0), kv=kv)
+            self.assertIn(words, str(caught.exception))
+        for name, wrong in (("int4", unchanged), ("norm_of_keys", unchanged)):
+            with self.subTest(name), self.assertRaises((kvlm.Error, ValueError)):
+                kvlm.quantizer(name, bits=4)(wrong)
+        with self.assertRaises(TypeError):
+            kvlm.quantizer(unchanged)
+
+    def test_it_is_listed_and_explained_as_simulated(self):
+        (listed,) = kvlm.list_policies("simulated_kivi")
+        self.assertEqual((listed.kind, listed.source), ("simulated quantizer", "Python, simulated"))
+        self.assertEqual([option.key for option in listed.options][:3], ["hold", "bits", "group"])
+        self.assertEqual(kvlm.canonical("simulated_kivi + knorm,keep=0.5").split(" + ")[0].split(",")[0], "knorm")
+        found, plain = (kvlm.explain(kv, tokens=100, visual=64) for kv in ("unchanged", "f16"))
+        self.assertTrue(found["simulated"])
+        self.assertEqual(found["bytes"], plain["bytes"])
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ std::string spec_of(const PolicyInfo& info) {
       return fmt::format("{},keep=0.5", info.name);
     case PartKind::kSharing:
       return "kivi,bits=2 + share=codes,from=0:0";
+    case PartKind::kSimulation:
+      return std::string(info.name);
   }
   return {};
 }

@@ -77,7 +77,8 @@ nlohmann::ordered_json policies_json(const std::string& name) {
 }
 
 std::string_view kind_name(PartKind kind) {
-  constexpr std::string_view kKinds[] = {"quantizer", "retention", "sharing"};
+  constexpr std::string_view kKinds[] = {"quantizer", "retention", "sharing",
+                                         "simulated quantizer"};
   return kKinds[static_cast<size_t>(kind)];
 }
 
