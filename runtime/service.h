@@ -163,6 +163,8 @@ class Service {
   /// Ends a drain() at once.
   void hurry() noexcept;
   Status status() const;
+  /// This is its own thread, which must not wait for it.
+  bool is_own_thread() const noexcept { return std::this_thread::get_id() == thread_.get_id(); }
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -18,6 +18,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -192,7 +193,7 @@ def _is_pil(value: Any) -> bool:
 def _image(value: Any) -> _core.Image:
     """A path and bytes are decoded by kvlm; a PIL image or an array are pixels."""
     if isinstance(value, str | os.PathLike):
-        return _core.Image.from_file(os.fspath(value))
+        return _core.Image.from_file(os.fsencode(value))
     if isinstance(value, bytes | bytearray):
         return _core.Image.from_bytes(bytes(value))
     if _is_pil(value):
@@ -256,9 +257,10 @@ _models: weakref.WeakSet[Model] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """A rule cannot run any more once the interpreter ends."""
+    """A rule cannot run any more once the interpreter ends, and no thread may come back to it."""
     for model in list(_models):
         model.close()
+    _core.settle()
 
 
 class Model:
@@ -340,8 +342,7 @@ class Model:
         The tokens are those of `vlm-run` with the same options.
         """
         answer = self._ask(images, prompt, options)
-        while not answer.wait(_LOOK_MS)[3]:
-            pass
+        _await(answer)
         return _result(self._engine.result(answer))
 
     def stream(self, images: Any = None, prompt: str | None = None, **options: Any) -> Iterator[Piece]:
@@ -351,11 +352,14 @@ class Model:
 
     def _pieces(self, answer: _core.Answer) -> Iterator[Piece]:
         done = False
-        while not done:
-            text, tokens, logprobs, done = answer.wait(_LOOK_MS)
-            if done or text:
-                found = [_logprob(token, each) for token, each in zip(tokens, logprobs, strict=True)]
-                yield Piece(text, tokens, found, _result(self._engine.result(answer)) if done else None)
+        try:
+            while not done:
+                text, tokens, logprobs, done = answer.wait(_LOOK_MS)
+                if done or text:
+                    found = [_logprob(token, each) for token, each in zip(tokens, logprobs, strict=True)]
+                    yield Piece(text, tokens, found, _result(self._engine.result(answer)) if done else None)
+        finally:
+            answer.cancel()
 
     def prefill(
         self,
@@ -371,11 +375,11 @@ class Model:
     ) -> Prompt:
         """Reads a question, and shows what it left in the cache and the logits of the first token of its answer. Arguments are
         those of generate(), which goes on from there. The cache is free again at once."""
+        self._engine.require_open()
         question = _question(images, prompt, videos=videos, messages=messages, system=system, kv=kv, fps=fps, frames=frames, max_tokens=1)
         question.records = True
         answer = self._engine.ask(question)
-        while not answer.wait(_LOOK_MS)[3]:
-            pass
+        _await(answer)
         return Prompt(answer.cached(), _result(self._engine.result(answer)).cache)
 
     def batch(
@@ -391,31 +395,32 @@ class Model:
             raise ValueError(f"batch_size is {batch_size}; expected 1 or more")
         running: list[tuple[int, _core.Answer]] = []
         source = enumerate(records)
-        while True:
-            while len(running) < batch_size and (entry := next(source, None)) is not None:
-                number, record = entry
-                try:
-                    own = {"images": images, "prompt": prompt} | options | (dict(record) if isinstance(record, Mapping) else {"image": record})
-                    if "image" in own:
-                        own["images"] = own.pop("image")
-                    running.append((number, self._ask(own.pop("images"), own.pop("prompt"), own)))
-                except Error as error:
-                    yield number, error
-                except TypeError as error:
-                    wrong = Error(str(error))
-                    wrong.code = "invalid_argument"
-                    yield number, wrong
-            if not running:
-                return
-            finished = [entry for entry in running if entry[1].wait(0)[3]]
-            if not finished:
-                running[0][1].wait(_POLL_MS)
-            for done in finished:
-                running.remove(done)
-                try:
-                    yield done[0], _result(self._engine.result(done[1]))
-                except Error as error:
-                    yield done[0], error
+        try:
+            while True:
+                while len(running) < batch_size and (entry := next(source, None)) is not None:
+                    number, record = entry
+                    try:
+                        own = {"images": images, "prompt": prompt} | options | (dict(record) if isinstance(record, Mapping) else {"image": record})
+                        if "image" in own:
+                            own["images"] = own.pop("image")
+                        running.append((number, self._ask(own.pop("images"), own.pop("prompt"), own)))
+                    except Exception as error:
+                        yield number, _error(error)
+                if not running:
+                    return
+                finished = [entry for entry in running if entry[1].wait(0)[3]]
+                if not finished:
+                    running[0][1].wait(_POLL_MS)
+                for done in finished:
+                    running.remove(done)
+                    try:
+                        result: Result | Error = _result(self._engine.result(done[1]))
+                    except Exception as error:
+                        result = _error(error)
+                    yield done[0], result
+        finally:
+            for _, answer in running:
+                answer.cancel()
 
     def token_bytes(self, token: int) -> bytes:
         """What a token adds to an answer: any bytes, half a character among them."""
@@ -427,12 +432,40 @@ class Model:
                 near = difflib.get_close_matches(name, _OPTIONS, 1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise TypeError(f"there is no option {name}{hint} (options: {', '.join(_OPTIONS)})")
+        self._engine.require_open()
         return self._engine.ask(_question(images, prompt, **options))
 
 
-def _checked(name: str, value: Any, kind: type | tuple[type, ...], expected: str) -> None:
+def _await(answer: _core.Answer) -> None:
+    """Until it is done; whatever ends the wait, such as Ctrl+C, ends the answer."""
+    try:
+        while not answer.wait(_LOOK_MS)[3]:
+            pass
+    finally:
+        answer.cancel()
+
+
+def _error(error: Exception) -> Error:
+    """What became of a record of a batch, as an Error whose cause is the exception."""
+    if isinstance(error, Error):
+        return error
+    wrong = Error(f"{type(error).__name__}: {error}" if not isinstance(error, TypeError) else str(error))
+    wrong.code = "invalid_argument"
+    wrong.__cause__ = error
+    return wrong
+
+
+def _checked(name: str, value: Any, kind: type, expected: str) -> None:
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
         raise TypeError(f"{name} is {value!r}; expected {expected}")
+
+
+def _int(value: int | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _float(value: float | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def _question(
@@ -457,11 +490,17 @@ def _question(
     for name, text in (("prompt", prompt), ("system", system), ("kv", kv)):
         _checked(name, text, str, "text")
     for name, number in (("max_tokens", max_tokens), ("top_k", top_k), ("seed", seed), ("logprobs", logprobs), ("frames", frames)):
-        _checked(name, number, int, "an integer")
+        _checked(name, number, Integral, "an integer")
     for name, real in (("temperature", temperature), ("top_p", top_p), ("repetition_penalty", repetition_penalty), ("fps", fps)):
-        _checked(name, real, (int, float), "a number")
-    if not 0 <= seed < 2**64:
+        _checked(name, real, Real, "a number")
+    if seed is None or not 0 <= seed < 2**64:
         raise TypeError(f"seed is {seed}; expected 0 to 2**64 - 1")
+    for name, number in (("max_tokens", max_tokens), ("top_k", top_k), ("logprobs", logprobs), ("frames", frames)):
+        if number is not None and abs(number) >= 2**31:
+            raise TypeError(f"{name} is {number}; expected less than 2**31")
+    stop = [stop] if isinstance(stop, str) else list(stop or [])
+    for text in stop:
+        _checked("an entry of stop", text, str, "text")
     if messages is None and not _list(images) and not _list(videos) and not prompt:
         raise TypeError("there is nothing to answer; give images, videos, a prompt or messages")
     if messages is not None and len(messages) == 0:
@@ -469,25 +508,18 @@ def _question(
     question = _core.Question()
     if messages is not None and (images is not None or videos is not None or prompt is not None or system is not None):
         raise TypeError("messages hold their own images, videos and texts; drop images, videos, prompt and system")
-    if messages is None and system is not None:
-        parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in _list(images)]
-        parts += [{"type": "video", "video": video} for video in _list(videos)]
-        if not prompt:
-            raise TypeError("system needs a prompt; give one")
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": [*parts, {"type": "text", "text": prompt}]}]
-        images = videos = None
     for message in messages or []:
         _add_message(question, message)
     for image in _list(images):
         question.add_image(_image(image))
     for video in _list(videos):
         question.add_video(_video(video))
-    question.set_frames(fps, frames)
-    question.prompt = prompt or ""
+    question.set_frames(_float(fps), _int(frames))
+    question.system, question.prompt = system or "", prompt or ""
     question.kv = kv or ""
-    question.max_tokens, question.temperature, question.top_p, question.top_k = max_tokens, temperature, top_p, top_k
-    question.repetition_penalty, question.seed, question.logprobs = repetition_penalty, seed, logprobs
-    question.stop = [stop] if isinstance(stop, str) else list(stop or [])
+    question.max_tokens, question.top_k, question.logprobs = _int(max_tokens), _int(top_k), _int(logprobs)
+    question.temperature, question.top_p, question.repetition_penalty = _float(temperature), _float(top_p), _float(repetition_penalty)
+    question.seed, question.stop = int(seed), stop
     return question
 
 
@@ -495,10 +527,15 @@ _OPTIONS = tuple(inspect.signature(_question).parameters)[2:]
 
 
 def _add_message(question: _core.Question, message: Mapping[str, Any]) -> None:
+    for key in ("role", "content"):
+        if key not in message:
+            raise TypeError(f"a message has no {key}; expected role and content")
     content = message["content"]
     parts: list[tuple[str, str]] = []
     for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
-        kind = part["type"]
+        kind = part.get("type")
+        if kind in ("image", "video", "text") and kind not in part:
+            raise TypeError(f"a part of a message is of type {kind!r} and has no {kind}; add it")
         if kind == "image":
             question.add_image(_image(part["image"]))
         elif kind == "video":
@@ -513,7 +550,7 @@ def _video(value: Any) -> _core.Video:
     if isinstance(value, Clip):
         return value._video
     if isinstance(value, str | os.PathLike):
-        return _core.Video.from_file(os.fspath(value))
+        return _core.Video.from_file(os.fsencode(value))
     raise TypeError(f"a video is {_described(value)}; give a path or kvlm.Clip(frames, fps)")
 
 

@@ -31,6 +31,8 @@ class Choice:
     words: tuple[str, ...]
 
     def __init__(self, *words: str) -> None:
+        if not words:
+            raise TypeError("kvlm.Choice has no words; give at least one")
         object.__setattr__(self, "words", words)
 
 
@@ -127,7 +129,10 @@ def claimed_bits(spec: str) -> float | None:
 def _options_of(function: Callable[..., Any], named: tuple[str, ...] = ()) -> dict[str, tuple[str, str, str]]:
     """The keyword-only parameters, but for those that the caller names."""
     options = {}
-    first, *others = inspect.signature(function).parameters.values()
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters:
+        raise TypeError("the function takes nothing; its first parameter is what it looks at")
+    first, *others = parameters
     for parameter in others:
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
             raise TypeError(f"it takes {first.name}, and options by keyword; write ({first.name}, *, {parameter.name}=...)")
@@ -136,6 +141,8 @@ def _options_of(function: Callable[..., Any], named: tuple[str, ...] = ()) -> di
         default = parameter.default
         if isinstance(default, Choice):
             options[parameter.name] = ("text", default.words[0], "|".join(default.words))
+        elif parameter.annotation in (float, "float") and isinstance(default, int) and not isinstance(default, bool):
+            options[parameter.name] = ("float", str(default), "")
         elif isinstance(default, bool) or not isinstance(default, int | float):
             raise TypeError(f"option {parameter.name} has the default {default!r}; give an int, a float or kvlm.Choice(...)")
         else:
@@ -154,7 +161,7 @@ def _help(function: Callable[..., Any], otherwise: str) -> str:
 def retention(name: str, *, needs: str | tuple[str, ...] = ("keys", "values")) -> Callable[[Function], Function]:
     """Makes a function a retention rule that `kv` may name.
 
-    name   [a-z][a-z0-9_]*, of no built-in policy. Decorating another function with it replaces the rule for later prompts
+    name   [a-z][a-z0-9_]*, of no built-in policy. Decorating another function with it replaces the rule from then on
     needs  of "keys", "values" and "queries", what the function reads
 
     The function is called once a prompt and layer, layers in order, as function(layer, **options), and returns scores: an
@@ -164,7 +171,7 @@ def retention(name: str, *, needs: str | tuple[str, ...] = ("keys", "values")) -
     """
     if callable(name):
         raise TypeError('a rule needs a name; write @kvlm.retention("name")')
-    needs = (needs,) if isinstance(needs, str) else needs
+    needs = (needs,) if isinstance(needs, str) else tuple(needs)
     wrong = [need for need in needs if need not in _NEEDS]
     if wrong:
         raise ValueError(f"a rule needs {wrong[0]!r}; expected {', '.join(map(repr, _NEEDS))}")

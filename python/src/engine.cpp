@@ -2,16 +2,16 @@
 
 #include <fmt/format.h>
 #include <nanobind/nanobind.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "kernels/base/queue.h"
 #include "kvcache/make_cache.h"
 #include "kvcache/plan/planner.h"
 #include "kvcache/spec/spec.h"
-#include "python/src/rules.h"
+#include "python/src/outside.h"
 #include "runtime/clip_file.h"
 #include "runtime/policy_profile.h"
 #include "runtime/prompt.h"
@@ -53,24 +53,57 @@ void check(const Question& asked) {
   require("logprobs", asked.logprobs, asked.logprobs.value_or(0) >= 0, "0 or more");
 }
 
+[[noreturn]] void refuse_after_fork() {
+  throw Error(ErrorCode::kUnsupported,
+              "the model was made before a fork; start processes by spawn, or make it in each");
+}
+
+[[noreturn]] void refuse_closed() {
+  throw Error(ErrorCode::kInvalidArgument, "the model is closed; make another one");
+}
+
 }  // namespace
 
+Answer::~Answer() {
+  if (process_ == getpid()) ticket_->cancel();
+}
+
+Ticket& Answer::ticket() const {
+  if (process_ != getpid()) refuse_after_fork();
+  return *ticket_;
+}
+
 Engine::Engine(const SessionOptions& options, std::optional<size_t> cache_bytes, Watch* watch)
-    : process_(getpid()), options_(options), session_(options, watch), model_(&session_.model()) {
-  session_.stream().set_watch(nullptr);
+    : process_(getpid()),
+      options_(options),
+      session_(std::make_unique<Session>(options, watch)),
+      model_(&session_->model()) {
+  session_->stream().set_watch(nullptr);
   Service::Settings settings;
-  settings.cache_bytes = cache_bytes.value_or(default_cache_bytes(session_));
+  settings.cache_bytes = cache_bytes.value_or(default_cache_bytes(*session_));
   settings.most_waiting = SIZE_MAX;
   settings.decode_share = 0;  // whoever asks for many wants them soon
-  const bool gpu = session_.device().kind != DeviceKind::kCpu;
-  settings.preparing_threads = gpu ? std::min(session_.threads(), 16) : 0;
-  plans_[session_.plan()->spec] = session_.plan();
-  service_ = std::make_unique<Service>(session_.model(), session_.stream(), settings);
+  const bool gpu = session_->device().kind != DeviceKind::kCpu;
+  settings.preparing_threads = gpu ? std::min(session_->threads(), 16) : 0;
+  plans_[session_->plan()->spec] = session_->plan();
+  service_ = std::make_shared<Service>(session_->model(), session_->stream(), settings);
+  cache_bytes_ = service_->status().capacity_bytes;
 }
 
 Engine::~Engine() {
-  // The threads of a parent are not in its child.
-  if (process_ != getpid()) static_cast<void>(service_.release());
+  if (process_ != getpid()) {  // the threads of a parent are not in its child
+    static_cast<void>(new std::shared_ptr<Service>(std::move(service_)));
+    static_cast<void>(session_.release());
+    return;
+  }
+  if (service_ && service_->is_own_thread()) {  // Python collects it while a rule runs
+    const auto outside = std::make_shared<Outside>();
+    std::thread([outside, service = std::move(service_), session = std::move(session_)]() mutable {
+      service.reset();
+      session.reset();
+    }).detach();
+    return;
+  }
   // A rule of Python's may be waiting for its turn.
   std::optional<nanobind::gil_scoped_release> release;
   if (PyGILState_Check() != 0) release.emplace();
@@ -78,34 +111,43 @@ Engine::~Engine() {
 }
 
 void Engine::close() {
-  if (process_ == getpid()) service_.reset();
+  if (process_ != getpid()) return;
+  std::shared_ptr<Service> service;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (service_ && service_->is_own_thread()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "a rule closes the model that is waiting for it; close it afterwards");
+    }
+    service = std::move(service_);
+  }
+  if (service) service->drain(std::chrono::milliseconds(0));
 }
 
-void Engine::require_open() const {
-  if (in_rule()) {
+std::shared_ptr<Service> Engine::service() const {
+  if (process_ != getpid()) refuse_after_fork();
+  const std::scoped_lock lock(mutex_);
+  if (!service_) refuse_closed();
+  if (service_->is_own_thread()) {
     throw Error(ErrorCode::kInvalidArgument,
                 "a rule asks the model that is waiting for it; ask it before or afterwards");
   }
-  if (process_ != getpid()) {
-    throw Error(ErrorCode::kUnsupported,
-                "the model was made before a fork; start processes by spawn, or make it in each");
-  }
-  if (!service_) throw Error(ErrorCode::kInvalidArgument, "the model is closed; make another one");
+  return service_;
 }
 
 std::shared_ptr<const CachePlan> Engine::plan_of(const std::string& text) {
-  if (text.empty()) return session_.plan();
+  if (text.empty()) return session_->plan();
   const CacheSpec spec = read_spec(text);
   const std::string name = canonical(spec);
   const std::scoped_lock lock(mutex_);
   if (const auto found = plans_.find(name); found != plans_.end()) return found->second;
   PolicyProfile profile;
   if (!options_.kv_profile.empty()) profile = read_profile(options_.kv_profile);
-  return plans_[name] = plan_cache(spec, session_.plan()->shape, &profile);
+  return plans_[name] = plan_cache(spec, session_->plan()->shape, &profile);
 }
 
 std::shared_ptr<CachedPrompt> Answer::cached() const {
-  static_cast<void>(ticket_->result());
+  static_cast<void>(ticket().result());
   if (!cached_ || cached_->layers.empty()) {
     throw Error(ErrorCode::kCancelled, "the prompt was ended before it was in the cache");
   }
@@ -113,7 +155,7 @@ std::shared_ptr<CachedPrompt> Answer::cached() const {
 }
 
 std::unique_ptr<Answer> Engine::ask(Question question) {
-  require_open();
+  const std::shared_ptr<Service> service = this->service();
   check(question);
   Model& model = *model_;
   const auto asked = std::make_shared<Question>(std::move(question));
@@ -132,8 +174,11 @@ std::unique_ptr<Answer> Engine::ask(Question question) {
     const size_t images = shapes.size();
     std::string text = asked->prompt;
     if (text.empty()) text = default_question(model, images, clips.size());
-    asked->messages = {user_message(std::move(text), images, model.image_token(), clips.size(),
-                                    model.video_token())};
+    if (!asked->system.empty()) {
+      asked->messages.push_back({"system", {{ContentItem::Kind::kText, asked->system}}});
+    }
+    asked->messages.push_back(user_message(std::move(text), images, model.image_token(),
+                                           clips.size(), model.video_token()));
   }
   complete_question(model, asked->messages);
   const PromptOutline outline =
@@ -178,14 +223,24 @@ std::unique_ptr<Answer> Engine::ask(Question question) {
       *cached = generator.cached_prompt(key);
     };
   }
-  return std::make_unique<Answer>(service_->submit(std::move(job)), plan->spec, std::move(clips),
+  std::shared_ptr<Ticket> ticket;
+  try {
+    ticket = service->submit(std::move(job));
+  } catch (const ServiceRefusal& refusal) {
+    if (refusal.reason() == ServiceRefusal::Reason::kDraining) refuse_closed();
+    throw;
+  }
+  return std::make_unique<Answer>(std::move(ticket), plan->spec, std::move(clips),
                                   std::move(cached));
 }
 
 std::string Engine::result_json(Answer& answer) const {
   const GenerationResult& result = answer.ticket().result();
+  if (result.finish_reason == "cancelled") {
+    throw Error(ErrorCode::kCancelled, "the model was closed while it answered");
+  }
   nlohmann::ordered_json json =
-      kvlm::result_json(result, session_, *model_, answer.spec(), answer.clips(), {});
+      kvlm::result_json(result, *session_, *model_, answer.spec(), answer.clips(), {});
   for (size_t i = 0; i < result.logprobs.size(); ++i) {
     nlohmann::ordered_json top = nlohmann::ordered_json::array();
     for (const auto& [token, logprob] : result.logprobs[i].top) top.push_back({token, logprob});

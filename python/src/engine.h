@@ -1,5 +1,7 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,6 +18,7 @@ namespace kvlm::python {
 /// A request in the terms of the module.
 struct Question {
   std::vector<ChatMessage> messages;  ///< empty: `prompt`, or the model's own for a caption
+  std::string system;                 ///< before `prompt`; empty: none
   std::string prompt;
   std::vector<SentImage> images;
   std::vector<SentVideo> videos;
@@ -30,7 +33,8 @@ struct Question {
   bool records = false;  ///< what the prompt leaves in the cache: Answer::cached()
 };
 
-/// An answer on its way. Ends its request when nobody holds it any more.
+/// An answer on its way. Ends its request when nobody holds it any more. After a fork the child can
+/// only drop it.
 class Answer {
  public:
   Answer(std::shared_ptr<Ticket> ticket, std::string spec, std::vector<Clip> clips,
@@ -39,11 +43,12 @@ class Answer {
         spec_(std::move(spec)),
         clips_(std::move(clips)),
         cached_(std::move(cached)) {}
-  ~Answer() { ticket_->cancel(); }
+  ~Answer();
   Answer(const Answer&) = delete;
   Answer& operator=(const Answer&) = delete;
 
-  Ticket& ticket() noexcept { return *ticket_; }
+  /// Throws Error in the child of a fork.
+  Ticket& ticket() const;
   const std::string& spec() const noexcept { return spec_; }
   const std::vector<Clip>& clips() const noexcept { return clips_; }
   /// Of one that is done and whose question records it. Throws the Error with which it failed;
@@ -51,6 +56,7 @@ class Answer {
   std::shared_ptr<CachedPrompt> cached() const;
 
  private:
+  int process_ = getpid();
   std::shared_ptr<Ticket> ticket_;
   std::string spec_;
   std::vector<Clip> clips_;
@@ -73,23 +79,28 @@ class Engine {
   /// How tokens look, for logprobs: any bytes.
   std::string token_bytes(int32_t token) const;
 
-  const Session& session() const noexcept { return session_; }
+  const Session& session() const noexcept { return *session_; }
   Model& model() const noexcept { return *model_; }
-  const Service& service() const noexcept { return *service_; }
-  /// Cancels what is left, and refuses everything from now on.
+  /// Of the arena of all caches.
+  size_t cache_bytes() const noexcept { return cache_bytes_; }
+  /// The service, for as long as somebody holds it. Throws Error if it was closed, in the child of
+  /// a fork, and for a rule that it waits for.
+  std::shared_ptr<Service> service() const;
+  /// Cancels what is left, and refuses everything from now on. Throws Error for a rule that it
+  /// waits for.
   void close();
 
  private:
-  void require_open() const;
   std::shared_ptr<const CachePlan> plan_of(const std::string& spec);
 
   int process_;
   SessionOptions options_;
-  Session session_;
+  std::unique_ptr<Session> session_;
   Model* model_;
-  std::mutex mutex_;                                               // of plans_
+  size_t cache_bytes_ = 0;
+  mutable std::mutex mutex_;                                       // of the rest
   std::map<std::string, std::shared_ptr<const CachePlan>> plans_;  // by canonical spec
-  std::unique_ptr<Service> service_;
+  std::shared_ptr<Service> service_;                               // null: closed
 };
 
 }  // namespace kvlm::python

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <utility>
 
 #include "kernels/base/error.h"
@@ -81,6 +82,10 @@ SentVideo SentVideo::from_file(std::string path) {
 SentVideo SentVideo::from_frames(std::vector<SentImage> frames, double fps) {
   if (frames.empty()) {
     throw Error(ErrorCode::kInvalidArgument, "a clip has no frames; give at least one");
+  }
+  if (!std::isfinite(fps) || fps < 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("a clip has {} frames a second; expected 0 (unknown) or more", fps));
   }
   SentVideo made;
   const Image& first = frames.front().pixels();

@@ -15,6 +15,7 @@
 #include "kvcache/spec/spec.h"
 #include "python/src/cached.h"
 #include "python/src/engine.h"
+#include "python/src/outside.h"
 #include "python/src/rules.h"
 #include "runtime/policy_profile.h"
 #include "runtime/spec_file.h"
@@ -109,7 +110,7 @@ std::vector<std::byte> bytes_of(const nb::bytes& bytes) {
 nb::tuple wait(Answer& answer, int milliseconds) {
   Ticket::News news;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     news = answer.ticket().wait(std::chrono::milliseconds(milliseconds));
   }
   nb::list logprobs;
@@ -155,7 +156,7 @@ std::string info_of(const Engine& engine) {
                                 {"q_heads", shape.q_heads},
                                 {"kv_heads", shape.kv_heads},
                                 {"head_dim", shape.head_dim},
-                                {"cache_bytes", engine.service().status().capacity_bytes},
+                                {"cache_bytes", engine.cache_bytes()},
                                 {"warnings", engine.session().warnings()}}
       .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
@@ -186,14 +187,25 @@ NB_MODULE(_core, m) {
   add_cached_prompt(m);
 
   nb::class_<SentImage>(m, "Image")
-      .def_static("from_file", &SentImage::from_file, "path"_a,
-                  nb::call_guard<nb::gil_scoped_release>())
+      .def_static(
+          "from_file",
+          [](const nb::bytes& path) {
+            const std::string name(path.c_str(), path.size());
+            const ReleasedGil release;
+            return SentImage::from_file(name);
+          },
+          "path"_a)
       .def_static(
           "from_bytes",
           [](const nb::bytes& bytes) { return SentImage::from_bytes(bytes_of(bytes)); }, "bytes"_a)
       .def_static("from_pixels", &image_of, nb::arg("pixels").noconvert());
   nb::class_<SentVideo>(m, "Video")
-      .def_static("from_file", &SentVideo::from_file, "path"_a)
+      .def_static(
+          "from_file",
+          [](const nb::bytes& path) {
+            return SentVideo::from_file(std::string(path.c_str(), path.size()));
+          },
+          "path"_a)
       .def_static("from_frames", &SentVideo::from_frames, "frames"_a, "fps"_a);
 
   nb::class_<SessionOptions>(m, "Options")
@@ -242,6 +254,7 @@ NB_MODULE(_core, m) {
             to.frames = {fps, frames};
           },
           "fps"_a.none(), "frames"_a.none())
+      .def_rw("system", &Question::system)
       .def_rw("prompt", &Question::prompt)
       .def_rw("kv", &Question::kv)
       .def_rw("max_tokens", &Question::max_tokens)
@@ -268,7 +281,7 @@ NB_MODULE(_core, m) {
              nb::object progress) {
             PythonWatch watch(std::move(progress));
             try {
-              const nb::gil_scoped_release release;
+              const ReleasedGil release;
               new (self) Engine(options, cache_memory, &watch);
             } catch (const Error&) {
               watch.rethrow();
@@ -279,7 +292,8 @@ NB_MODULE(_core, m) {
       .def(
           "ask",
           [](Engine& engine, const Question& question) {
-            const nb::gil_scoped_release release;
+            engine.service();  // refuses with the GIL: Python may be about to end
+            const ReleasedGil release;
             return engine.ask(question);
           },
           "question"_a)
@@ -294,7 +308,8 @@ NB_MODULE(_core, m) {
           },
           "token"_a)
       .def("info", &info_of)
-      .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>());
+      .def("require_open", [](const Engine& engine) { engine.service(); })
+      .def("close", &Engine::close, nb::call_guard<ReleasedGil>());
 
   m.def("explain", &explain, "kv"_a, "model"_a, "tokens"_a, "visual"_a, "kv_profile"_a);
   m.def(
@@ -309,6 +324,7 @@ NB_MODULE(_core, m) {
       },
       "name"_a, "text"_a);
   m.def("version", &version_line);
+  m.def("settle", &settle);
 }
 
 }  // namespace kvlm::python

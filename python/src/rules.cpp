@@ -26,8 +26,6 @@ namespace kvlm::python {
 
 namespace {
 
-thread_local bool inside = false;
-
 /// Calls a rule by name: kvlm._rules.call(name, layer, options). Never destroyed: the thread of a
 /// cache may outlive the interpreter.
 nb::object& caller() {
@@ -157,21 +155,13 @@ void RuleFailure::set() const {
   value_->reset();
 }
 
-bool in_rule() noexcept { return inside; }
-
 void call_python(const std::function<void()>& body) {
   const nb::gil_scoped_acquire acquire;
-  inside = true;
   try {
     body();
   } catch (const nb::python_error& error) {
-    inside = false;
     throw RuleFailure(error);
-  } catch (...) {
-    inside = false;
-    throw;
   }
-  inside = false;
 }
 
 PythonPolicy::PythonPolicy(const OptionValues& values, std::span<const OptionInfo> common)

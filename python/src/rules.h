@@ -29,9 +29,7 @@ class RuleFailure final : public std::exception {
   std::shared_ptr<nanobind::object> value_;
 };
 
-/// Whether this thread is inside a function of Python's that the cache waits for.
-bool in_rule() noexcept;
-/// Runs `body` with the GIL, as such a function. Throws RuleFailure for an exception of Python's.
+/// Runs `body` with the GIL. Throws RuleFailure for an exception of Python's.
 void call_python(const std::function<void()>& body);
 
 /// A policy in Python: its name, and its own options as text.

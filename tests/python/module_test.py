@@ -4,9 +4,11 @@ import concurrent.futures
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -234,6 +236,153 @@ class Answers(unittest.TestCase):
         self.assertLess(time.monotonic() - started, 1.5)
         self.assertTrue(self.model.generate(scene(0)).text)
 
+    def test_a_call_that_is_interrupted_ends_its_request(self):
+        """Also while somebody keeps the exception, as an interactive Python does."""
+        rows = []
+
+        @kvlm.retention("slowly", needs=())
+        def slowly(layer):
+            rows.append(layer.index)
+            time.sleep(0.05)
+            return np.zeros((2, layer.rows))
+
+        def broken():
+            yield scene(0)
+            raise OSError("the disk is gone")
+
+        def interrupt(ask):
+            rows.clear()
+            timer = threading.Timer(0.12, lambda: os.kill(os.getpid(), signal.SIGINT))
+            timer.start()
+            try:
+                ask()
+            except (KeyboardInterrupt, OSError) as error:
+                timer.cancel()
+                return error
+            finally:
+                timer.join()
+            return None
+
+        kv = "slowly,keep=0.5"
+        for name, ask in (("generate", lambda: self.model.generate(scene(0), kv=kv)), ("stream", lambda: list(self.model.stream(scene(0), kv=kv))),
+                          ("prefill", lambda: self.model.prefill(scene(0), kv=kv)), ("batch", lambda: list(self.model.batch([scene(0)] * 3, kv=kv))),
+                          ("records", lambda: list(self.model.batch(broken(), kv=kv)))):  # fmt: skip
+            with self.subTest(name):
+                kept = interrupt(ask)
+                self.assertIsNotNone(kept)
+                time.sleep(0.1)
+                done = len(rows)
+                time.sleep(0.3)
+                self.assertEqual(len(rows), done)
+                self.assertLess(done, self.model.info["layers"])
+                del kept
+
+    def test_a_model_can_be_closed_at_any_time(self):
+        """While others ask it, which then get an Error; not by a rule that it waits for."""
+        for _ in range(8):
+            model = kvlm.Model("pocket", device="cpu", threads=1)
+            failures = []
+
+            def asks(model=model, failures=failures):
+                try:
+                    while True:
+                        model.generate(scene(0), max_tokens=2)
+                except kvlm.Error as error:
+                    failures.append((error.code, "closed" in str(error)))
+
+            threads = [threading.Thread(target=asks) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.03)
+            model.close()
+            for thread in threads:
+                thread.join()
+            self.assertEqual(len(failures), 4)
+            self.assertLessEqual(set(failures), {("cancelled", True), ("invalid_argument", True)})
+
+        @kvlm.retention("closes", needs=())
+        def closes(layer):
+            self.model.close()
+
+        with self.assertRaises(kvlm.Error) as caught:
+            self.model.generate(scene(0), kv="closes,keep=0.5")
+        self.assertIn("a rule closes the model", str(caught.exception))
+        self.assertTrue(self.model.generate(scene(0), max_tokens=1).text)
+
+    def test_a_model_may_be_collected_within_its_rule(self):
+        script = f"""if True:
+            import gc, threading, kvlm, numpy
+            gc.disable()
+            started, go, over = threading.Event(), threading.Event(), threading.Event()
+            @kvlm.retention("collects", needs=())
+            def collects(layer):
+                started.set(); go.wait(5); gc.collect(); over.set()
+                return numpy.zeros((2, layer.rows))
+            class Cycle:
+                def __init__(self):
+                    self.model = kvlm.Model("pocket", device="cpu", threads=1)
+                    self.me, self.stream = self, self.model.stream({str(scene(0))!r}, kv="collects,keep=0.5")
+            cycle = Cycle(); started.wait(5); del cycle; go.set()
+            assert over.wait(5)
+        """
+        self.assertEqual(subprocess.run([sys.executable, "-c", script], timeout=60).returncode, 0)
+
+    def test_a_process_ends_whatever_its_threads_and_children_do(self):
+        daemons = f"""if True:
+            import threading, time, kvlm
+            model = kvlm.Model("pocket", device="cpu", threads=1)
+            def ask():
+                while True:
+                    try:
+                        model.generate({str(scene(0))!r}, max_tokens=3)
+                    except kvlm.Error:
+                        pass
+            for _ in range(4):
+                threading.Thread(target=ask, daemon=True).start()
+            time.sleep(0.2)
+        """
+        child = """if True:
+            import os, sys, kvlm
+            model = kvlm.Model("pocket", device="cpu", threads=2)
+            child = os.fork()
+            if child == 0:
+                del model
+                model = kvlm.Model("pocket", device="cpu", threads=2)
+                sys.exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        """
+        for script in (daemons, child):
+            self.assertEqual(subprocess.run([sys.executable, "-c", script], timeout=60).returncode, 0)
+
+    def test_a_batch_goes_on_after_bad_records(self):
+        with Image.open(scene(0)) as closed:
+            pass
+
+        @kvlm.retention("fails", needs=())
+        def fails(layer):
+            raise ZeroDivisionError("in the rule")
+
+        bad = [closed, {"messages": [{"content": "why?"}]}, {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+               {"image": scene(0), "kv": "fails,keep=0.5"}, {"image": scene(0), "seed": None}, {"image": scene(0), "stop": [3]}]  # fmt: skip
+        found = dict(self.model.batch([scene(1), *bad, scene(1)], max_tokens=3))
+        self.assertEqual([type(found[i]).__name__ for i in range(8)], ["Result"] + 6 * ["Error"] + ["Result"])
+        self.assertIsInstance(found[4].__cause__, ZeroDivisionError)
+        self.assertIn("a message has no role", str(found[2]))
+        for fps in (-1.0, float("nan"), float("inf")):
+            with self.assertRaises(kvlm.Error):
+                kvlm.Clip([scene(0)], fps)
+
+    def test_it_takes_what_vlm_run_takes(self):
+        """A system turn before placeholders, file names of any bytes, and numbers of numpy."""
+        plain = self.model.generate(scene(1), "What is in the image?", system="Be brief.").tokens
+        self.assertEqual(self.model.generate(scene(1), "<image>\nWhat is in the image?", system="Be brief.").tokens, plain)
+        self.assertTrue(self.model.generate(scene(1), system="Be brief.").text)
+        with tempfile.TemporaryDirectory() as folder:
+            odd = os.fsdecode(os.path.join(os.fsencode(folder), b"\xff.png"))
+            shutil.copy(scene(1), odd)
+            self.assertEqual(self.model.generate(odd).tokens, self.model.generate(scene(1)).tokens)
+        self.assertEqual(len(self.model.generate(scene(1), max_tokens=np.int64(3), temperature=np.float32(0)).tokens), 3)
+
 
 class Module(unittest.TestCase):
     def test_explain_is_vlm_kv_s(self):
@@ -244,7 +393,7 @@ class Module(unittest.TestCase):
 
     def test_policies_are_vlm_kv_s(self):
         printed = json.loads(subprocess.run([KV, "list", "--json"], capture_output=True, check=True).stdout)["policies"]
-        self.assertEqual([policy.name for policy in kvlm.list_policies()], [policy["name"] for policy in printed])
+        self.assertEqual([policy.name for policy in kvlm.list_policies() if policy.source != "Python"], [policy["name"] for policy in printed])
         self.assertEqual(kvlm.canonical("visual=kivi text=f16"), kvlm.canonical(kvlm.canonical("visual=kivi text=f16")))
         with self.assertRaises(kvlm.Error):
             kvlm.list_policies("kiwi")
