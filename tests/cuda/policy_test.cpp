@@ -13,6 +13,7 @@
 #include "kvcache/policy_cache.h"
 #include "tests/kvcache/groups.h"
 #include "tests/kvcache/lives.h"
+#include "tests/kvcache/simulated.h"
 #include "tests/watched_cache.h"
 
 namespace kvlm {
@@ -106,6 +107,47 @@ void check_life(const std::string& spec, const CacheShape& shape, int most_steps
     }
   }
   EXPECT_EQ(on_gpu->bytes(), 0u);
+}
+
+/// What a prompt leaves in a cache, and what a simulated quantizer makes of it.
+TEST(CudaCachedPrompt, EqualsTheCpu) {
+  if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda::why_none();
+  test::register_rounded();
+  const CacheShape shape = shape_of(4, 2, 4, 64);
+  const std::vector<int16_t> prompt = PromptShape{5, {70, 33}, 20}.modality();
+  SequenceSize size = size_of(prompt, 8);
+  size.records = true;
+  for (const std::string spec :
+       {"f16", "kivi,group=16,residual=32", "calibquant,bits=2", "knorm,keep=0.4",
+        "h2o,keep=0.5 + kivi", "snapkv,keep=0.5 + calibquant,bits=4", "rounded,hold=11",
+        "knorm,keep=0.4 + rounded", "h2o,keep=0.5 + rounded,hold=3"}) {
+    SCOPED_TRACE(spec);
+    const size_t bytes = SequenceBounds(*test::plan_of(spec, shape)).reservation(size).bytes();
+    const auto on_cpu = make(spec, shape, bytes, {});
+    const auto on_gpu = make(spec, shape, bytes, kGpu);
+    Feeder cpu(shape, 2);
+    Feeder gpu(shape, 2, kGpu);
+    Feeder::Input input{'s', on_cpu->open(size, "s"), 0, prompt, true};
+    ASSERT_EQ(on_gpu->open(size, "s"), input.id);
+    for (int step = 0; step < 4; ++step) {
+      const auto expected = cpu.pass(*on_cpu, {input});
+      const auto got = gpu.pass(*on_gpu, {input});
+      for (int layer = 0; layer < shape.layers; ++layer) {
+        const auto at = static_cast<size_t>(layer);
+        expect_near(got[at], expected[at], fmt::format("step {}, layer {}", step, layer));
+        if (step > 0) continue;
+        const CachedLayer want = on_cpu->cached_prompt(input.id, layer, cpu.stream());
+        const CachedLayer have = on_gpu->cached_prompt(input.id, layer, gpu.stream());
+        ASSERT_EQ(have.kept, want.kept);
+        ASSERT_EQ(have.tags, want.tags);
+        ASSERT_EQ(have.keys, want.keys);
+        ASSERT_EQ(have.values, want.values);
+      }
+      input.first += static_cast<int>(input.modality.size());
+      input.modality = {kTextRow};
+      input.prompt = false;
+    }
+  }
 }
 
 /// Shows what each layer has read as soon as it has attended, before the step ends.
