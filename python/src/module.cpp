@@ -22,6 +22,8 @@
 #include "tools/common/model_shape.h"
 #include "tools/common/program.h"
 #include "tools/kv/estimate_json.h"
+#include "tools/kv/vlm_kv.h"
+#include "tools/run/vlm_run.h"
 
 // kvlm._core: the engine, as the classes of kvlm/__init__.py use it. What it returns that is more
 // than a number or a text is JSON, the objects that the programs print.
@@ -161,6 +163,17 @@ std::string info_of(const Engine& engine) {
       .dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
+/// vlm-run or vlm-kv in this process, whose rules they know. Returns the exit status.
+int run_program_of(const std::vector<std::string>& words) {
+  std::vector<std::string> kept = words;
+  std::vector<char*> argv;
+  for (std::string& word : kept) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  const int argc = static_cast<int>(kept.size());
+  const ReleasedGil release;
+  return kept.at(0) == "vlm-kv" ? vlm_kv(argc, argv.data()) : vlm_run(argc, argv.data(), {});
+}
+
 }  // namespace
 
 // NOLINTNEXTLINE
@@ -174,12 +187,12 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
     try {
       std::rethrow_exception(pointer);
+    } catch (const RuleFailure& failure) {
+      failure.set();
     } catch (const Error& failure) {
       nb::object made = error(failure.what());
       made.attr("code") = code_name(failure.code());
       PyErr_SetObject(error.ptr(), made.ptr());
-    } catch (const RuleFailure& failure) {
-      failure.set();
     }
   });
   add_rules(m);
@@ -323,6 +336,7 @@ NB_MODULE(_core, m) {
         return parse_bytes(name.c_str(), text);
       },
       "name"_a, "text"_a);
+  m.def("run_program", &run_program_of, "words"_a);
   m.def("version", &version_line);
   m.def("settle", &settle);
 }

@@ -140,7 +140,10 @@ void add_retention(const std::string& name, const std::string& help,
 }  // namespace
 
 RuleFailure::RuleFailure(const nb::python_error& error)
-    : value_(new nb::object(nb::borrow(error.value())), [](nb::object* value) {
+    : Error(ErrorCode::kInvalidArgument,
+            fmt::format("a policy in Python raised {}: {}", nb::type_name(error.type()).c_str(),
+                        nb::str(error.value()).c_str())),
+      value_(new nb::object(nb::borrow(error.value())), [](nb::object* value) {
         const nb::gil_scoped_acquire acquire;
         delete value;
       }) {}

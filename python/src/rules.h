@@ -3,7 +3,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
-#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -12,16 +11,16 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/base/error.h"
 #include "kvcache/spec/policy.h"
 
 namespace kvlm::python {
 
 /// An exception of Python's on its way from the thread of the cache to whoever asked.
-class RuleFailure final : public std::exception {
+class RuleFailure final : public Error {
  public:
   /// Takes the current exception. With the GIL.
   explicit RuleFailure(const nanobind::python_error& error);
-  const char* what() const noexcept override { return "a rule in Python has failed"; }
   /// Makes it Python's current exception, once. With the GIL.
   void set() const;
 

@@ -407,6 +407,8 @@ ELSEWHERE = {
     "tools/setup.sh --python": "installs packages; tools/python.sh runs it, which tools/test.sh does",
     "pip install .": "builds the module; tools/python.sh does that, and tests/python what it is for",
     "pip install . -C cmake.define.KVLM_CUDA=ON": "needs the CUDA toolkit and half an hour",
+    'python -m kvlm --rules my.py vlm-kv fidelity --kv "vnorm,keep=0.5" --data tools/pocket/heldout/captions.jsonl':
+        "needs the module; programs_test.py runs it where it is installed",
     "tools/python.sh --wheel": "builds the module; without --wheel tools/test.sh runs it",
     "tools/test.sh --lint": "runs this test",
     "python3 tests/mutants/run.py": "builds and tests the tree once a mutant; list_test.py keeps its list applicable",

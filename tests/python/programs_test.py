@@ -1,0 +1,79 @@
+"""python -m kvlm: vlm-run and vlm-kv with policies in Python; what a rule spells out has the built-in policy's figures."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from module_case import ROOT, RUN, scene
+
+import kvlm  # noqa: F401  (skips where it is not installed)
+
+POLICIES = """
+import kvlm
+import numpy
+
+@kvlm.retention("mine", needs=("keys",))
+def mine(layer):
+    \"\"\"the shortest keys\"\"\"
+    return -numpy.linalg.norm(numpy.asarray(layer.keys, dtype=numpy.float64), axis=-1)
+
+@kvlm.quantizer("same", bits=16)
+def same(rows, *, side, layer, fails: int = 0):
+    if fails:
+        raise ZeroDivisionError("in the quantizer")
+    return rows
+"""
+
+
+class Programs(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.rules = self.folder / "my.py"
+        self.rules.write_text(POLICIES)
+
+    def start(self, *words, rules=None):
+        return subprocess.run([sys.executable, "-m", "kvlm", "--rules", rules or self.rules, *map(str, words)], capture_output=True, text=True, timeout=120)
+
+    def test_fidelity_of_a_rule_is_the_built_in_one_s(self):
+        data = ROOT / "tools/pocket/heldout/captions.jsonl"
+        made = self.start("vlm-kv", "fidelity", "-m", "pocket", "--device", "cpu", "--data", data, "--records", 2, "--json",
+                          "--kv", "mine,keep=0.3", "--kv", "knorm,keep=0.3", "--kv", "f16", "--kv", "same")  # fmt: skip
+        self.assertEqual(made.returncode, 0, made.stderr)
+        found = {row["spec"].split(",")[0]: {k: v for k, v in row.items() if k != "spec"} for row in map(json.loads, made.stdout.splitlines())}
+        self.assertEqual(found["mine"], found["knorm"])
+        self.assertEqual(found["same"], found["f16"])
+        self.assertNotEqual(found["mine"], found["f16"])
+
+    def test_answers_are_the_program_s(self):
+        words = ["-m", "pocket", "--device", "cpu", "--image", scene(1), "--json"]
+        mine = self.start("vlm-run", *words, "--kv", "mine,keep=0.3 + int4")
+        self.assertEqual(mine.returncode, 0, mine.stderr)
+        program = json.loads(subprocess.run([RUN, *words, "--kv", "knorm,keep=0.3 + int4"], capture_output=True, check=True, text=True).stdout)
+        self.assertEqual(json.loads(mine.stdout)["tokens"], program["tokens"])
+
+    def test_it_is_listed(self):
+        self.assertIn("source    Python", self.start("vlm-kv", "list", "mine").stdout)
+        self.assertIn("simulated quantizer", self.start("vlm-kv", "list", "same").stdout)
+        self.assertIn("mine,keep=0.5", self.start("vlm-kv", "explain", "mine,keep=0.5", "-m", "pocket", "--tokens", 100).stdout)
+
+    def test_what_is_wrong_is_said(self):
+        for words, status, said in ((("vlm-run", "-m", "pocket", "--kv", "same,fails=1", "--image", scene(1)), 2, "raised ZeroDivisionError: in the quantizer"),
+                                    (("vlm-run", "-m", "pocket", "--kv", "mien,keep=0.5", "--image", scene(1)), 2, "did you mean mine?"),
+                                    (("vlm-run", "-m", "pocket", "--chat"), 1, "needs the program vlm-run"),
+                                    (("vlm-run", "--gpus", "2"), 2, "--gpus starts programs"), (("vlm-walk",), 2, "invalid choice")):  # fmt: skip
+            with self.subTest(words):
+                done = self.start(*words)
+                self.assertEqual(done.returncode, status, done.stderr)
+                self.assertIn(said, done.stderr)
+        self.assertIn("is not a file", self.start("vlm-kv", "list", rules=self.folder / "gone.py").stderr)
+        (self.folder / "bad.py").write_text("1 / 0")
+        self.assertIn("ZeroDivisionError", self.start("vlm-kv", "list", rules=self.folder / "bad.py").stderr)
+
+
+if __name__ == "__main__":
+    os.environ.pop("KVLM_HOME", None)
+    unittest.main()
