@@ -168,8 +168,8 @@ class Hostile(ServeCase):
             self.assert_refused(self.server.ask(body, headers={"Host": host}), 403, "wrong_host")
         for host in ("127.0.0.1:8080", "localhost", "[::1]:80"):
             self.assertEqual(self.server.ask(body, headers={"Host": host})[0], 200)
-        self.assert_refused(self.server.ask(path="/v1/completions"), 404, "unknown_url", "/v1/chat/completions")
-        self.assert_refused(self.server.ask(path=CHAT), 405, "wrong_method")
+        self.assert_refused(self.server.ask(path="/v1/completions"), 404, "unknown_url", "/v1/models/MODEL")
+        self.assert_refused(self.server.ask(path=CHAT), 405, "wrong_method", "send it by POST")
         self.assertIn(b"400", self.server.send(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")[:20])
 
     def test_one_request_a_connection(self):

@@ -96,7 +96,8 @@ class Chat(ServeCase):
         self.assertEqual((counted["tokens"], counted["max_tokens"]), (answered["usage"]["prompt_tokens"], 9))
         self.assertEqual(counted["visual"], answered["kvlm"]["visual_tokens"])
         for wrong, key in (({}, "tokens"), ({"tokens": 0}, "tokens"), ({"tokens": 5, "visual": 6}, "visual"),
-                           ({"tokens": 5, "kv": "nope"}, "kv"), ({"tokens": 5, "layers": 1}, "layers")):  # fmt: skip
+                           ({"tokens": 5, "kv": "nope"}, "kv"), ({"tokens": 5, "layers": 1}, "layers"),
+                           (asked | {"tokens": 5}, "messages")):  # fmt: skip
             status, _, found = self.server.ask(wrong, path="/v1/kv/explain")
             self.assertEqual((status, found["error"]["param"]), (400, key), found)
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <random>
+#include <ranges>
 #include <utility>
 
 #include "kernels/base/error.h"
@@ -42,8 +43,14 @@ using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr const char* kJson = "application/json";
-constexpr auto kPaths = std::to_array<std::string_view>(
-    {"/v1/chat/completions", "/v1/models", "/v1/kv/explain", "/health", "/metrics"});
+/// (path, method)
+constexpr auto kPaths =
+    std::to_array<std::pair<std::string_view, std::string_view>>({{"/v1/chat/completions", "POST"},
+                                                                  {"/v1/models", "GET"},
+                                                                  {"/v1/models/MODEL", "GET"},
+                                                                  {"/v1/kv/explain", "POST"},
+                                                                  {"/health", "GET"},
+                                                                  {"/metrics", "GET"}});
 /// Of an image, and of all images of a request, as they are decoded.
 constexpr int64_t kMostImagePixels = int64_t{1} << 26;
 constexpr int64_t kMostPixels = int64_t{1} << 27;
@@ -293,16 +300,18 @@ void Server::route() {
       kJson);
   http_.set_error_handler([](const Request& request, Response& response) {
     if (!response.body.empty() || response.status == 200) return;
-    const bool known = std::ranges::find(kPaths, request.path) != kPaths.end();
+    const auto known =
+        std::ranges::find(kPaths, request.path, [](const auto& path) { return path.first; });
     ApiError error(response.status, "invalid_json", "the request is no HTTP that is understood");
-    if (response.status == 404 && known) {
-      error = ApiError(
-          405, "wrong_method",
-          fmt::format("{} does not take {}", printable(request.path), printable(request.method)));
+    if (response.status == 404 && known != kPaths.end()) {
+      error = ApiError(405, "wrong_method",
+                       fmt::format("{} does not take {}; send it by {}", printable(request.path),
+                                   printable(request.method), known->second));
+      response.set_header("Allow", std::string(known->second));
     } else if (response.status == 404) {
       error = ApiError(404, "unknown_url",
                        fmt::format("there is no {}; there are {}", printable(request.path),
-                                   fmt::join(kPaths, ", ")));
+                                   fmt::join(kPaths | std::views::keys, ", ")));
     } else if (response.status == 413) {
       error = ApiError(413, "body_too_large", "the body is too large; send smaller images");
     } else if (response.status >= 500) {
@@ -589,7 +598,7 @@ nlohmann::ordered_json Server::explain(const std::string& text) {
   const nlohmann::json body = parse_body(text);
   std::shared_ptr<const CachePlan> plan;
   SequenceSize size;
-  if (body.is_object() && body.contains("messages")) {
+  if (body.is_object() && body.contains("messages") && !body.contains("tokens")) {
     const std::shared_ptr<Asked> asked = understand(body);
     plan = asked->plan;
     size = asked->size;
