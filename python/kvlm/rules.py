@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -161,7 +162,7 @@ def _help(function: Callable[..., Any], otherwise: str) -> str:
 def retention(name: str, *, needs: str | tuple[str, ...] = ("keys", "values")) -> Callable[[Function], Function]:
     """Makes a function a retention rule that `kv` may name.
 
-    name   [a-z][a-z0-9_]*, of no built-in policy. Decorating another function with it replaces the rule from then on
+    name   [a-z][a-z0-9_]*, of no built-in policy. Decorating another function with it replaces the rule for later prompts
     needs  of "keys", "values" and "queries", what the function reads
 
     The function is called once a prompt and layer, layers in order, as function(layer, **options), and returns scores: an
@@ -221,4 +222,14 @@ def quantizer(name: str, *, bits: float | Callable[..., float]) -> Callable[[Fun
     return decorate
 
 
-_core.set_caller(lambda name, found, options: _rules[name].call(found, options))
+_in_use: dict[tuple[int, str], _Rule | _Quantizer] = {}  # by the thread of a model: what its prompt began with
+
+
+def _call(name: str, found: dict[str, Any], options: dict[str, str]) -> Any:
+    """A prompt ends with the function that it began with, also if the name gets another one meanwhile."""
+    if found.get("index", found.get("layer")) == 0 and found.get("side") != "values":
+        _in_use[threading.get_ident(), name] = _rules[name]
+    return _in_use[threading.get_ident(), name].call(found, options)
+
+
+_core.set_caller(_call)

@@ -210,6 +210,25 @@ time.sleep(0.1)
         subprocess.run([sys.executable, "-c", code], check=True, timeout=30, cwd=ROOT)
 
 
+    def test_a_prompt_ends_with_the_rule_that_it_began_with(self):
+        seen = []
+
+        def made(number):
+            def rule(layer):
+                seen.append(number)
+                if layer.index == 3:
+                    kvlm.retention("changes", needs="keys")(made(number + 1))
+                return np.zeros(layer.keys.shape[:2])
+
+            return rule
+
+        kvlm.retention("changes", needs="keys")(made(0))
+        layers = self.model.info["layers"]
+        for _ in range(2):
+            self.model.generate(scene(0), kv="changes,keep=0.5", max_tokens=1)
+        self.assertEqual(seen, [0] * layers + [1] * layers)
+
+
 class Quantizers(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
