@@ -35,17 +35,20 @@ const CachedLayer& layer_of(const Held& prompt, int layer) {
 }
 
 /// (kv_heads, slots, head_dim)
-nb::object rows(const Held& prompt, const CachedLayer& layer, const std::vector<float>& numbers) {
+template <std::vector<float> CachedLayer::*numbers>
+nb::object rows(const Held& prompt, int number) {
+  const CachedLayer& layer = layer_of(prompt, number);
   const auto slots = static_cast<size_t>(layer.slots);
-  const std::array shape{layer.kept.size() / slots, slots, numbers.size() / layer.kept.size()};
-  return view(prompt, numbers, shape);
+  const size_t head_dim = (layer.*numbers).size() / layer.kept.size();
+  return view(prompt, layer.*numbers, std::array{layer.kept.size() / slots, slots, head_dim});
 }
 
 /// (kv_heads, slots)
-template <class T>
-nb::object each(const Held& prompt, const CachedLayer& layer, const std::vector<T>& numbers) {
+template <auto CachedLayer::*numbers>
+nb::object each(const Held& prompt, int number) {
+  const CachedLayer& layer = layer_of(prompt, number);
   const auto slots = static_cast<size_t>(layer.slots);
-  return view(prompt, numbers, std::array{numbers.size() / slots, slots});
+  return view(prompt, layer.*numbers, std::array{layer.kept.size() / slots, slots});
 }
 
 }  // namespace
@@ -63,34 +66,10 @@ void add_cached_prompt(nb::module_& m) {
            [](const Held& prompt) {
              return view(prompt, prompt->logits, std::array{prompt->logits.size()});
            })
-      .def(
-          "keys",
-          [](const Held& prompt, int number) {
-            const CachedLayer& layer = layer_of(prompt, number);
-            return rows(prompt, layer, layer.keys);
-          },
-          "layer"_a)
-      .def(
-          "values",
-          [](const Held& prompt, int number) {
-            const CachedLayer& layer = layer_of(prompt, number);
-            return rows(prompt, layer, layer.values);
-          },
-          "layer"_a)
-      .def(
-          "kept",
-          [](const Held& prompt, int number) {
-            const CachedLayer& layer = layer_of(prompt, number);
-            return each(prompt, layer, layer.kept);
-          },
-          "layer"_a)
-      .def(
-          "tags",
-          [](const Held& prompt, int number) {
-            const CachedLayer& layer = layer_of(prompt, number);
-            return each(prompt, layer, layer.tags);
-          },
-          "layer"_a);
+      .def("keys", &rows<&CachedLayer::keys>, "layer"_a)
+      .def("values", &rows<&CachedLayer::values>, "layer"_a)
+      .def("kept", &each<&CachedLayer::kept>, "layer"_a)
+      .def("tags", &each<&CachedLayer::tags>, "layer"_a);
 }
 
 }  // namespace kvlm::python

@@ -26,7 +26,7 @@ namespace kvlm::python {
 
 namespace {
 
-/// Calls a rule by name: kvlm._rules.call(name, layer, options). Never destroyed: the thread of a
+/// Calls a policy by name: kvlm.rules._call(name, found, options). Never destroyed: the thread of a
 /// cache may outlive the interpreter.
 nb::object& caller() {
   static auto* const function = new nb::object;

@@ -54,7 +54,7 @@ def unchanged(rows, *, side, layer):
 
 
 @kvlm.quantizer("simulated_kivi", bits=lambda bits, group: bits + 32 / group)
-def simulated_kivi(rows, *, side, layer, bits: int = 2, group: int = 32, how=kvlm.Choice("right", "raises", "nan", "shape", "text", "asks", "stays")):
+def simulated_kivi(rows, *, side, layer, bits: int = 2, group: int = 32, how=kvlm.Choice("right", "raises", "nan", "shape", "text", "asks")):
     """KIVI's codes (arXiv 2402.02750, section 3): keys by channel over groups of tokens, values by token over groups of channels"""
     if how == "raises":
         raise ZeroDivisionError("in the quantizer")
@@ -66,8 +66,6 @@ def simulated_kivi(rows, *, side, layer, bits: int = 2, group: int = 32, how=kvl
         return "rows"
     if how == "asks":
         Quantizers.model.generate(scene(0), max_tokens=1)
-    if how == "stays":
-        return rows
     heads, n, dim = rows.shape
     whole = n // group * group if side == "keys" else n
     grouped = rows[:, :whole].reshape((heads, whole // group, group, dim) if side == "keys" else (heads, n, dim // group, group))
