@@ -836,7 +836,8 @@ TEST(PolicyCacheTest, TurnedRowsAreInspectedAsTheyCame) {
   }
 }
 
-/// In the order of the tokens, although pictures are stored apart and heads keep different ones.
+/// In the order of the tokens, where visual tokens are stored separately and KV heads keep
+/// different ones, too.
 TEST(PolicyCacheTest, ShowsWhatItHoldsOfAPrompt) {
   const std::vector<int16_t> prompt = PromptShape{5, {20, 13}, 6}.modality();
   SequenceSize size = size_of(prompt, 4);
