@@ -150,8 +150,16 @@ bool is_word(std::string_view word) {
          std::all_of(word.begin(), word.end(), inner);
 }
 
+/// The name without its origin: "vnorm" of "python:vnorm".
+std::string_view short_name(std::string_view name) { return name.substr(name.rfind(':') + 1); }
+
 void check_name(std::string_view name) {
-  if (!is_word(name) || name == "visual" || name == "text") {
+  bool words = true;
+  for (size_t begin = 0, end = 0; end != std::string_view::npos; begin = end + 1) {
+    end = name.find(':', begin);
+    words = words && is_word(name.substr(begin, end - begin));
+  }
+  if (!words || short_name(name) == "visual" || short_name(name) == "text") {
     refuse(fmt::format(
         "\"{}\" cannot name a policy; give a word [a-z][a-z0-9_]* of at most {} letters "
         "that is not visual or text",
@@ -182,11 +190,12 @@ void check_options(const PolicyInfo& info) {
   }
 }
 
-/// The entry of a name in a list of registered ones, or null.
+/// The entry of a name, whole or short, in a list of registered ones, or null.
 template <class Entry>
 const Entry* find_in(const std::deque<Registered<Entry>>& list, std::string_view name) {
-  const auto found = std::ranges::find(
-      list, name, [](const Registered<Entry>& other) { return other.entry.info.name; });
+  const auto found = std::ranges::find_if(list, [&](const Registered<Entry>& other) {
+    return other.entry.info.name == name || short_name(other.entry.info.name) == name;
+  });
   return found == list.end() ? nullptr : &found->entry;
 }
 
@@ -228,10 +237,11 @@ void add(Entry entry, std::deque<Registered<Entry>>& list, const PolicyInfo& sta
   Registered<Entry> copy = copy_of(std::move(entry), standard);
   Registrations& all = registrations();
   const std::unique_lock lock(all.mutex);
-  if (find_built_in(name) != nullptr || find_in(all.rules, name) != nullptr ||
-      find_in(all.simulations, name) != nullptr) {
+  const std::string_view word = short_name(name);
+  if (find_built_in(word) != nullptr || find_in(all.rules, word) != nullptr ||
+      find_in(all.simulations, word) != nullptr) {
     refuse(fmt::format(
-        "the policy name \"{}\" is taken; register the policy once, under another name", name));
+        "the policy name \"{}\" is taken; register the policy once, under another name", word));
   }
   list.push_back(std::move(copy));
 }
@@ -268,7 +278,7 @@ std::vector<const PolicyInfo*> policies() {
 
 std::vector<std::string_view> part_names() {
   std::vector<std::string_view> names;
-  for (const PolicyInfo* info : policies()) names.push_back(info->name);
+  for (const PolicyInfo* info : policies()) names.push_back(short_name(info->name));
   return names;
 }
 

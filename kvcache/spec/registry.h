@@ -17,10 +17,11 @@ namespace kvlm {
 /// built-in retention rules, registered ones, simulated quantizers, sharing.
 std::vector<const PolicyInfo*> policies();
 
-/// All names that a spec part may have.
+/// All names that a spec part may have, short.
 std::vector<std::string_view> part_names();
 
-/// The policy of a name, or null.
+/// The policy of a name, whole ("python:vnorm") or short ("vnorm"), or null. Canonical specs have
+/// the whole one.
 const PolicyInfo* find_policy(std::string_view name) noexcept;
 const QuantizerEntry* find_quantizer(std::string_view name) noexcept;
 const RetentionEntry* find_retention(std::string_view name) noexcept;
@@ -31,9 +32,10 @@ std::optional<DType> find_format(std::string_view name) noexcept;
 /// Registers a retention rule. From then on specs may name it. Parsing, lists, conflicts and sizes
 /// treat it as a built-in rule.
 ///
-///   rule.info   the name matches [a-z][a-z0-9_]*. `options` is the table of the rule's options. If
-///               it has keep, that is a fraction (kReal). Every rule also has profile. All text is
-///               copied. `kind` is ignored. Empty sentences get a standard text.
+///   rule.info   the name matches [a-z][a-z0-9_]*, after its origin and a colon if it has one, and
+///               its last word is taken by no other policy. `options` is the table of the rule's
+///               options. If it has keep, that is a fraction (kReal). Every rule also has profile.
+///               All text is copied. `kind` is ignored. Empty sentences get a standard text.
 ///   rule.make   called for each spec with the rule that is parsed or planned. Parsing makes a rule
 ///               for an assumed decoder to find conflicts, so make() must be cheap.
 ///

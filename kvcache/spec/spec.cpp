@@ -175,6 +175,7 @@ std::string_view nearest_policy(std::string_view name, const std::vector<std::st
 SpecPart checked_part(SpecPart part) {
   const PolicyInfo* info = find_policy(part.name);
   if (info == nullptr) refuse_name(part.name);
+  part.name = info->name;
   std::sort(part.options.begin(), part.options.end());
   for (size_t i = 1; i < part.options.size(); ++i) {
     if (part.options[i].first == part.options[i - 1].first) {

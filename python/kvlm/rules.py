@@ -160,7 +160,7 @@ def _help(function: Callable[..., Any], otherwise: str) -> str:
 
 
 def retention(name: str, *, needs: str | tuple[str, ...] = ("keys", "values")) -> Callable[[Function], Function]:
-    """Makes a function a retention rule that `kv` may name.
+    """Makes a function a retention rule that `kv` may name: as `name`, or as python:NAME, which reports say.
 
     name   [a-z][a-z0-9_]*, of no built-in policy. Decorating another function with it replaces the rule for later prompts
     needs  of "keys", "values" and "queries", what the function reads
@@ -177,14 +177,16 @@ def retention(name: str, *, needs: str | tuple[str, ...] = ("keys", "values")) -
     if wrong:
         raise ValueError(f"a rule needs {wrong[0]!r}; expected {', '.join(map(repr, _NEEDS))}")
 
+    whole = f"python:{name}"
+
     def decorate(function: Function) -> Function:
         rule = _Rule(function, _options_of(function), tuple(sorted(needs)))
-        known = _rules.get(name)
+        known = _rules.get(whole)
         if known is None:
-            _core.add_retention(name, _help(function, "the rows that the function scores best"), _table(rule.options), *(need in needs for need in _NEEDS))
+            _core.add_retention(whole, _help(function, "the rows that the function scores best"), _table(rule.options), *(need in needs for need in _NEEDS))
         elif not isinstance(known, _Rule) or (known.options, known.needs) != (rule.options, rule.needs):
             raise ValueError(f"the rule {name} had other options or needs when it was first made; give this one another name")
-        _rules[name] = rule
+        _rules[whole] = rule
         return function
 
     return decorate
@@ -193,7 +195,7 @@ def retention(name: str, *, needs: str | tuple[str, ...] = ("keys", "values")) -
 def quantizer(name: str, *, bits: float | Callable[..., float]) -> Callable[[Function], Function]:
     """Makes a function a simulated quantizer that `kv` may name: what would the answers be if rows were stored so?
 
-    name  as of retention()
+    name  as of retention(); reports say python:simulated:NAME
     bits  per element that it claims, scales included: a number, or a function of options of the quantizer
 
     The function is called twice a layer and prompt, as function(rows, side=, layer=, **options), and returns an array of the same
@@ -209,14 +211,16 @@ def quantizer(name: str, *, bits: float | Callable[..., float]) -> Callable[[Fun
     if callable(name):
         raise TypeError('a quantizer needs a name; write @kvlm.quantizer("name", bits=4)')
 
+    whole = f"python:simulated:{name}"
+
     def decorate(function: Function) -> Function:
         made = _Quantizer(function, _options_of(function, ("side", "layer")), bits)
-        known = _rules.get(name)
+        known = _rules.get(whole)
         if known is None:
-            _core.add_quantizer(name, _help(function, "every token as the function gives it back"), _table(made.options))
+            _core.add_quantizer(whole, _help(function, "every token as the function gives it back"), _table(made.options))
         elif not isinstance(known, _Quantizer) or known.options != made.options:
             raise ValueError(f"the quantizer {name} had other options when it was first made; give this one another name")
-        _rules[name] = made
+        _rules[whole] = made
         return function
 
     return decorate

@@ -263,11 +263,26 @@ TEST(RegisteredRetention, OfANameThatIsTakenIsRefused) {
   }
 }
 
+TEST(RegisteredRetention, OfAnOriginIsFoundByItsShortNameToo) {
+  register_once(entry("elsewhere:registered_far"));
+  for (const char* name : {"registered_far", "elsewhere:registered_far"}) {
+    ASSERT_NE(find_policy(name), nullptr) << name;
+    EXPECT_EQ(canonical(parse_spec(fmt::format("{},keep=0.5 + int4", name))),
+              "elsewhere:registered_far,keep=0.5 + int4");
+  }
+  EXPECT_EQ(find_policy("other:registered_far"), nullptr);
+  EXPECT_THAT(part_names(), Contains("registered_far"));
+  for (const char* name : {"registered_far", "other:registered_far", "other:knorm"}) {
+    EXPECT_THAT(refused([&] { register_retention(entry(name)); }), HasSubstr("is taken"));
+  }
+}
+
 TEST(RegisteredRetention, OfANameThatNoSpecCanHaveIsRefused) {
   for (const std::string& name :
        {std::string(), std::string("My"), std::string("1bit"), std::string("a-b"),
         std::string("a b"), std::string("a,b"), std::string("a=b"), std::string("a+b"),
-        std::string("visual"), std::string("text"), std::string("@file"), std::string(65, 'a')}) {
+        std::string("visual"), std::string("text"), std::string("a:text"), std::string("a:"),
+        std::string(":a"), std::string("@file"), std::string(65, 'a')}) {
     EXPECT_THAT(refused([&] { register_retention(entry(name)); }),
                 AllOf(HasSubstr("[a-z][a-z0-9_]*"), Not(HasSubstr("\n"))))
         << name;

@@ -43,7 +43,7 @@ class Programs(unittest.TestCase):
         made = self.start("vlm-kv", "fidelity", "-m", "pocket", "--device", "cpu", "--data", data, "--records", 2, "--json",
                           "--kv", "mine,keep=0.3", "--kv", "knorm,keep=0.3", "--kv", "f16", "--kv", "same")  # fmt: skip
         self.assertEqual(made.returncode, 0, made.stderr)
-        found = {row["spec"].split(",")[0]: {k: v for k, v in row.items() if k != "spec"} for row in map(json.loads, made.stdout.splitlines())}
+        found = {row["spec"].split(",")[0].rpartition(":")[2]: {k: v for k, v in row.items() if k != "spec"} for row in map(json.loads, made.stdout.splitlines())}
         self.assertEqual(found["mine"], found["knorm"])
         self.assertEqual(found["same"], found["f16"])
         self.assertNotEqual(found["mine"], found["f16"])
@@ -58,7 +58,30 @@ class Programs(unittest.TestCase):
     def test_it_is_listed(self):
         self.assertIn("source    Python", self.start("vlm-kv", "list", "mine").stdout)
         self.assertIn("simulated quantizer", self.start("vlm-kv", "list", "same").stdout)
-        self.assertIn("mine,keep=0.5", self.start("vlm-kv", "explain", "mine,keep=0.5", "-m", "pocket", "--tokens", 100).stdout)
+        self.assertIn("python:mine,keep=0.5", self.start("vlm-kv", "explain", "mine,keep=0.5", "-m", "pocket", "--tokens", 100).stdout)
+
+    def test_evaluation_scores_them(self):
+        """A rule that spells out knorm has its answers and bytes, and the report its name."""
+        specs = ["f16", "mine,keep=0.3", "knorm,keep=0.3", "same"]
+        words = [sys.executable, ROOT / "tools/eval/docvqa.py", "--out", self.folder / "out", "--rules", self.rules, "--device", "cpu", "--limit", "2",
+                 "--fidelity", "2", *(word for spec in specs for word in ("--kv", spec))]  # fmt: skip
+        subprocess.run(words, check=True, capture_output=True, timeout=300)
+        rows = json.loads((self.folder / "out/results.json").read_text())
+        plain, mine, knorm, same = ({k: v for k, v in row.items() if k not in ("command", "tokens_per_second", "versions")} for row in rows)
+        self.assertEqual((mine.pop("spec"), knorm.pop("spec")), ("python:mine,keep=0.3", "knorm,keep=0.3"))
+        self.assertEqual((same.pop("spec"), plain.pop("spec")), ("python:simulated:same", "f16"))
+        self.assertEqual(mine, knorm)
+        self.assertEqual(same, plain)
+        self.assertEqual(["my.py" in row["versions"] for row in rows], [False, True, False, True])
+        self.rules.write_text(POLICIES.replace("-numpy", "numpy"))
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("rules was", done.stderr)
+        self.rules.write_text(POLICIES)
+        report = [sys.executable, ROOT / "tools/eval/report.py", "--out", self.folder / "report", "--skip", "plots", "--rules", self.rules, self.folder / "out/results.json"]
+        done = subprocess.run(report, check=True, capture_output=True, text=True, timeout=120)
+        self.assertNotIn("unknown", done.stderr)
+        self.assertIn("`python:simulated:same`", (self.folder / "report/report.md").read_text())
 
     def test_what_is_wrong_is_said(self):
         for words, status, said in ((("vlm-run", "-m", "pocket", "--kv", "same,fails=1", "--image", scene(1)), 2, "raised ZeroDivisionError: in the quantizer"),

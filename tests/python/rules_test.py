@@ -146,7 +146,7 @@ class Rules(unittest.TestCase):
         self.assertEqual([type(found[i]).__name__ for i in range(3)], ["Result", "Error", "Result"])
 
     def test_a_rule_is_a_policy(self):
-        self.assertEqual(kvlm.canonical("norm_of_keys,power=1,keep=0.3"), "norm_of_keys,keep=0.3,power=1")
+        self.assertEqual(kvlm.canonical("norm_of_keys,power=1,keep=0.3"), "python:norm_of_keys,keep=0.3,power=1")
         listed = kvlm.list_policies("norm_of_keys")[0]
         self.assertEqual((listed.kind, listed.source, listed.stores), ("retention", "Python", "the rows of the shortest keys"))
         self.assertIn("power", [option.key for option in listed.options])

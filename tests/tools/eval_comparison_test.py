@@ -17,6 +17,7 @@ import metrics  # noqa: E402
 from claims import Claim  # noqa: E402
 from comparison import CONFIRMED, CONTRADICTED, INCONCLUSIVE, Verdict, compare, decide  # noqa: E402
 from errors import EvaluationError  # noqa: E402
+from runs import Programs  # noqa: E402
 from groups import Estimate, Group, NotComparable  # noqa: E402
 from significance import Interval, McNemar  # noqa: E402
 
@@ -358,7 +359,7 @@ class Claims(unittest.TestCase):
 
     def test_one_factor_where_it_can_be_had(self):
         """A new claim that differs in more is looked at before it is named here; the report marks its row."""
-        catalogue = factors.Catalogue.from_program(BUILD / "tools" / "vlm-kv")
+        catalogue = factors.Catalogue.from_json(Programs(BUILD).policies())
         several = set()
         for claim in claims.CLAIMS:
             apart = [str(x) for x in comparison.factors_apart(claim.better, claim.worse, catalogue, claim.alike)[0]]

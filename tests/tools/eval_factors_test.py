@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("KVLM_BUILD", ROOT / "build" / "release"))
 sys.path.insert(0, str(ROOT / "tools" / "eval"))
 import factors  # noqa: E402
+from errors import EvaluationError  # noqa: E402
+from runs import Programs  # noqa: E402
 
 
 class Parse(unittest.TestCase):
@@ -39,7 +41,7 @@ class Parse(unittest.TestCase):
 class Differences(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.catalogue = factors.Catalogue.from_program(BUILD / "tools" / "vlm-kv")
+        cls.catalogue = factors.Catalogue.from_json(Programs(BUILD).policies())
 
     def apart(self, a, b):
         return [str(factor) for factor in self.catalogue.differences(a, b)]
@@ -134,10 +136,19 @@ class Differences(unittest.TestCase):
         )
 
     def test_a_program_that_is_not_there(self):
-        with self.assertRaisesRegex(
-            OSError, "nowhere is not built; build vlm-kv, or name the build folder with --build"
-        ):
-            factors.Catalogue.from_program(Path("nowhere"))
+        with self.assertRaisesRegex(EvaluationError, "nowhere/tools/vlm-kv is not built; .* or name another build folder with --build"):
+            Programs(Path("nowhere")).policies()
+
+    def test_policies_in_python_have_whole_names(self):
+        made = [{"name": "python:mine", "kind": "retention", "plain": False, "options": []},
+                {"name": "python:simulated:signs", "kind": "simulated quantizer", "plain": False, "options": []}]  # fmt: skip
+        catalogue = factors.Catalogue.from_json({"policies": Programs(BUILD).policies()["policies"] + made})
+        self.assertEqual(catalogue.written("visual=int4 mine,keep=0.5"), "int4,scope=visual + python:mine,keep=0.5")
+        self.assertEqual(catalogue.written("python:mine,keep=0.5 + signs"), "python:mine,keep=0.5 + python:simulated:signs")
+        self.assertEqual(catalogue.written("knorm+int4"), "knorm+int4")
+        self.assertEqual(catalogue.written("@file.json"), "@file.json")
+        self.assertEqual(str(catalogue.differences("python:mine", "knorm")[0]), "retention: python:mine or knorm")
+        self.assertEqual(catalogue.kind("python:mine + python:simulated:signs"), "both")
 
     def test_every_option_with_auto_is_understood(self):
         """Or is a number that the policy finds by itself: named here, so that a new one is looked at."""

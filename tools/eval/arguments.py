@@ -11,6 +11,7 @@ from typing import Callable
 import protocols
 from errors import printable
 from models import ROOT
+from runs import Programs
 from shards import Shard, parse_shard, shard_of
 
 BUILD = Path(os.environ.get("KVLM_BUILD", ROOT / "build" / "release"))
@@ -90,6 +91,12 @@ def _add_scores(made: argparse.ArgumentParser, results: bool) -> None:
 def add_build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--build", type=Path, default=BUILD,
                         help="build folder; default: what KVLM_BUILD says, else build/release")  # fmt: skip
+    parser.add_argument("--rules", action="append", type=rules, default=[], metavar="FILE.py",
+                        help="file that makes policies in Python (docs/python.md); repeatable")  # fmt: skip
+
+
+def programs(options: argparse.Namespace) -> Programs:
+    return Programs(options.build, tuple(options.rules))
 
 
 def add_frames(parser: argparse.ArgumentParser) -> None:
@@ -101,6 +108,12 @@ def add_frames(parser: argparse.ArgumentParser) -> None:
 def place(options: argparse.Namespace) -> Shard:
     """Of --shard, else of the environment."""
     return options.shard or shard_of(os.environ)
+
+
+def rules(text: str) -> Path:
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file; give one that makes policies")
+    return Path(text).resolve()
 
 
 def folder(text: str) -> Path:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import subprocess
 import sys
@@ -51,7 +50,7 @@ def bits(text: str) -> list[float]:
 
 
 def rules_of(programs: Programs) -> list[str]:
-    known = {policy["name"] for policy in json.loads(programs.run("vlm-kv", ["list", "--json"]))["policies"]}
+    known = {policy["name"] for policy in programs.policies()["policies"]}
     return [rule for rule in RULES if rule in known]
 
 
@@ -64,6 +63,7 @@ def command(name: str, model: str, folder: Path, specs: list[str], options) -> l
         made += [f"--{option}", str(getattr(options, option))] if getattr(options, option) is not None else []
     for option in ("fidelity", "device", "jobs", "batch_size", "threads", "build"):
         made += [f"--{option.replace('_', '-')}", str(getattr(options, option))]
+    made += [word for path in options.rules for word in ("--rules", str(path))]
     return made + [word for spec in specs for word in ("--kv", spec)]
 
 
@@ -142,7 +142,7 @@ def main() -> int:
     if repeated := [name for name, _ in options.set if [x for x, _ in options.set].count(name) > 1]:
         raise EvaluationError(f"--set {repeated[0]} is given twice; give one file of each task")
     options.budgets = list(dict.fromkeys(options.budgets))
-    rules = list(dict.fromkeys(options.rule or rules_of(Programs(options.build))))
+    rules = list(dict.fromkeys(options.rule or rules_of(arguments.programs(options))))
     names = [name for name in TASKS if not options.set or name in dict(options.set)]
     pages, rows = [], []
     for model in dict.fromkeys(options.model or ["pocket"]):

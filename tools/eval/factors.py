@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import re
-import subprocess
 from dataclasses import dataclass, field
-from pathlib import Path
 
 AUTO_OF_KEY = re.compile(r"\bauto: (\w+)$")
 AUTO_BESIDE = re.compile(r"\bauto: (\S+) with (?:a quantizer|a retention rule), else (\S+)$")
@@ -62,7 +59,7 @@ def parse(spec: str) -> tuple[Part, ...]:
             if not equals or not key or key in options:
                 raise ValueError(f"{spec!r} is not a spec: {pair!r} is no KEY=VALUE of its own (see docs/policies.md)")
             options[key] = value
-        if not re.fullmatch(r"\w+", name):
+        if not re.fullmatch(r"(\w+:)*\w+", name):
             raise ValueError(
                 f"{spec!r} is not a spec: {head!r} is no policy's name; a spec file has to be named by the "
                 "text that vlm-run prints for it"
@@ -99,21 +96,22 @@ class Catalogue:
     def from_json(cls, listed: dict) -> Catalogue:
         made = cls()
         for policy in listed["policies"]:
-            made.kinds[policy["name"]] = policy["kind"]
+            made.kinds[policy["name"]] = policy["kind"].removeprefix("simulated ")
             made.options[policy["name"]] = {option["key"]: option for option in policy["options"]}
             if policy["plain"]:
                 made.plain.add(policy["name"])
         return made
 
-    @classmethod
-    def from_program(cls, program: Path) -> Catalogue:
-        """Of a built vlm-kv; OSError says that there is none."""
-        if not program.is_file():
-            raise FileNotFoundError(f"{program} is not built; build vlm-kv, or name the build folder with --build")
-        done = subprocess.run([program, "list", "--json"], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise OSError(f"{program} list --json: status {done.returncode}: {done.stderr.strip()}")
-        return cls.from_json(json.loads(done.stdout))
+    def written(self, spec: str) -> str:
+        """The spec with whole names: python:mine for mine. What is no spec stays."""
+        try:
+            parts = parse(spec)
+        except ValueError:
+            return spec
+        whole = {name.rpartition(":")[2]: name for name in self.kinds if ":" in name}
+        if whole.keys().isdisjoint(part.name for part in parts):
+            return spec
+        return " + ".join(str(Part(whole.get(part.name, part.name), part.options)) for part in parts)
 
     def differences(self, a: str, b: str) -> list[Factor]:
         """Every factor in which two specs differ, effective values compared: an option that is written as its default is

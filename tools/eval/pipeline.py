@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import itertools
 import shlex
 import statistics
 import sys
@@ -11,17 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable
 
+import arguments
 import protocols
 import scorers
 import specs
-from arguments import place
 from errors import EvaluationError, note, say
-from factors import normal
+from factors import Catalogue, normal
 from models import ROOT, Model, find_model
 from protocols import Protocol
 from records import Split
 from results import Result, write_results
-from runs import FORCED_TOGETHER, Folder, Plan, Programs, at_equal_bits, refuse_other, require_specs, slug
+from runs import FORCED_TOGETHER, Folder, Plan, at_equal_bits, refuse_other, require_specs, slug
 from shards import Shard
 from storage import Lock, digest, read_json, sweep, write_json, write_lines
 
@@ -53,23 +54,27 @@ def evaluate(task: Task, split: Split, options: argparse.Namespace) -> list[Resu
         return [_score_file(task, split, name, options)]
     models = {model: find_model(model) for model in options.model or [options.default_model]}
     ways = {model: task.protocol(name, split, models[model].family) for model in models}
-    jobs = [(models[model], spec) for model in models for spec in dict.fromkeys(options.kv or ["f16"])]
+    programs = arguments.programs(options)
+    asked = options.kv or ["f16"]
+    if programs.rules:
+        asked = map(Catalogue.from_json(programs.policies()).written, asked)
+    jobs = [(models[model], spec) for model, spec in itertools.product(models, dict.fromkeys(asked))]
     _refuse_namesakes(jobs)
     metrics = _metrics(split, ways[jobs[0][0].name], options)
     split = split.with_images(options.out / "images")
     split.require_pictures()
     if options.bits:
-        jobs = at_equal_bits(Programs(options.build), jobs, split.items[0], ways, options.bits)
+        jobs = at_equal_bits(programs, jobs, split.items[0], ways, options.bits)
     for model, way in ways.items():
         if models[model].folder.is_relative_to(ROOT) and way.name in HARNESSES:
             note(f"{model} knows the questions of our own sets alone, so its scores in the words of {way.name} are near 0; give "
                  "--protocol native, or a published model")  # fmt: skip
     for departs in dict.fromkeys(way.departs for way in ways.values() if way.departs):
         say(f"protocol {name}: {departs}")
-    shard = _shards_of(options.out) if options.merge else place(options)
+    shard = _shards_of(options.out) if options.merge else arguments.place(options)
     plan = Plan(split, name, options.device, options.tune, tune_on is not None, options.fidelity, shard, options.threads,
                 options.batch_size, options.jobs)  # fmt: skip
-    folder = Folder(options.out, plan, Programs(options.build), shlex.join(sys.argv))
+    folder = Folder(options.out, plan, programs, shlex.join(sys.argv))
     if not options.merge:
         require_specs(folder.programs, jobs, tuned=bool(split.tuning))
     try:
@@ -146,7 +151,6 @@ def _merge(
     options: argparse.Namespace,
 ) -> list[Result]:  # fmt: skip
     split = folder.plan.split
-    policies = folder.programs.run("vlm-kv", ["list", "--json"])
     scorer = scorers.Scorer(split, metrics, ways[jobs[0][0].name])
     for model, of_model in _by_model(jobs) if split.scored else []:
         for spec in of_model:
@@ -171,7 +175,7 @@ def _merge(
         if task.against_own and fidelity:
             scores.corpus["perplexity"] = fidelity["perplexity"]
         alone = options.batch_size == 1 and options.jobs == 1 and folder.plan.shard.count == 1
-        rows.append(_result(folder, model, spec, list(found.values()), scores, fidelity, alone, policies, options))
+        rows.append(_result(folder, model, spec, list(found.values()), scores, fidelity, alone, options))
     if rows:
         write_results(folder.path / "results.json", rows)
     return rows
@@ -179,7 +183,7 @@ def _merge(
 
 def _result(
     folder: Folder, model: Model, spec: str, rows: list[dict], scores: scorers.Scores, fidelity: dict, alone: bool,
-    policies: str, options: argparse.Namespace,
+    options: argparse.Namespace,
 ) -> Result:  # fmt: skip
     split = folder.plan.split
     layers = fidelity.get("layers", [])
@@ -202,9 +206,10 @@ def _result(
         retained=[layer["share"] for layer in layers] or None,
         layer_error=[layer["error"] for layer in layers] or None,
         layer_records=fidelity["layer_records"] if layers else None,
-        objects=counts or None, residual=specs.residual(rows[0]["kv"]["spec"], policies),
+        objects=counts or None, residual=specs.residual(rows[0]["kv"]["spec"], folder.programs.policies()),
         device=", ".join(sorted({row["device"] for row in rows})),
-        versions={"kvlm": rows[0]["version"]} | scorers.versions(), command=folder.asked_by(model, spec), seed=options.seed,
+        versions={"kvlm": rows[0]["version"]} | scorers.versions() | (folder.programs.rules_of(spec) or {}),
+        command=folder.asked_by(model, spec), seed=options.seed,
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from errors import EvaluationError, note, printable, run_main
 from factors import Catalogue
 from groups import Estimate, grouped, setting_of
 from results import Result, read_results
+from runs import Programs
 from storage import write_json, write_text
 from summary import Row, Summary, summarise
 
@@ -62,14 +63,14 @@ def main() -> int:
     significance.import_numpy()
     if "plots" not in options.skip:
         plots.import_matplotlib()
-    summaries = read(options.results, options.build, options.resamples, options.seed, tuple(options.metric))
+    summaries = read(options.results, arguments.programs(options), options.resamples, options.seed, tuple(options.metric))
     look = plots.Look(tuple(dict.fromkeys(options.format or ["png"])), options.style == "paper")
     write(options.out, summaries, options.resamples, options.seed, None if "plots" in options.skip else look)
     print(options.out / "report.md")
     return 0
 
 
-def read(paths: list[Path], build: Path, resamples: int, seed: int, wanted: tuple[str, ...] = ()) -> list[Summary]:
+def read(paths: list[Path], programs: Programs, resamples: int, seed: int, wanted: tuple[str, ...] = ()) -> list[Summary]:
     """What the files' results amount to, a summary for every setting; EvaluationError names what cannot be used."""
     results: list[Result] = []
     for path in paths:
@@ -81,10 +82,10 @@ def read(paths: list[Path], build: Path, resamples: int, seed: int, wanted: tupl
             f"the result of {empty.spec!r} ({' / '.join(setting_of(empty))}) has no scored records; "
             "leave it out, or make it again"
         )
-    catalogue = Catalogue.from_program(build / "tools" / "vlm-kv")
+    catalogue = Catalogue.from_json(programs.policies())
     if unknown := catalogue.unknown([x.spec for x in results if x.spec != "-"]):
-        note(f"{', '.join(unknown)} is unknown to {build / 'tools' / 'vlm-kv'}, so its kind and options are too; name the build "
-             "that has it with --build")  # fmt: skip
+        note(f"{', '.join(unknown)} is unknown to {programs.build / 'tools' / 'vlm-kv'}, so its kind and options are too; name the "
+             "build that has it with --build, or the file that makes it with --rules")  # fmt: skip
     groups = grouped(results, resamples=resamples, seed=seed, metrics_wanted=wanted)
     known = dict.fromkeys(metric for group in groups for metric in group.scores)
     if strange := [metric for metric in wanted if metric not in known]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -41,27 +42,46 @@ FORCED_TOGETHER = 8  # specs of a call: each holds a batch of records while the 
 LAYER_RECORDS = 2  # of fidelity: a curve over layers asks for no small intervals, and takes longer than all else
 OF_PLAN = ("--results", "task", "protocol", "--device", "--tune", "--tune-on", "tuning")  # of run.json, what must stay
 OF_ROW = {"id": (int, str), "text": str, "kv": dict, "timings": dict, "generated_tokens": int, "prompt_tokens": int}
-DECIDES = ("model", "fingerprint", "spec", "version", "arguments", "profile")  # of a spec's run.json
+DECIDES = ("model", "fingerprint", "spec", "version", "arguments", "profile", "rules")  # of a spec's run.json
 
 
 @dataclass(frozen=True)
 class Programs:
-    """The build folder's programs, started so that they end with this one."""
+    """The build folder's programs, started so that they end with this one; with `rules`, files that make policies in Python,
+    those of the module."""
 
     build: Path
+    rules: tuple[Path, ...] = ()
 
     @functools.cache
     def version(self) -> str:
         return self.run("vlm-run", ["--version"]).strip()
 
-    def run(self, name: str, arguments: list[str], *, locks: tuple[Lock, ...] = (), show: bool = False) -> str:
-        """Standard output. With `show`, its progress is seen; EvaluationError holds what it said last."""
+    def rules_of(self, spec: str) -> dict[str, str] | None:
+        """Digests of the files of rules, if the spec names a policy in Python; else None."""
+        return {path.name: digest(path.read_bytes()) for path in self.rules} if "python:" in spec else None
+
+    @functools.cache
+    def policies(self) -> dict:
+        """What `vlm-kv list --json` prints."""
+        return json.loads(self.run("vlm-kv", ["list", "--json"]))
+
+    def _command(self, name: str) -> list[str]:
+        if self.rules:
+            if importlib.util.find_spec("kvlm") is None:
+                raise EvaluationError(f"--rules needs the module kvlm, which {sys.executable} lacks; see docs/python.md")
+            return [sys.executable, "-m", "kvlm", *(word for path in self.rules for word in ("--rules", str(path))), name]
         program = self.build / "tools" / name
         if not program.is_file():
             raise EvaluationError(
                 f"{program} is not built; build it (cmake --preset release, cmake --build --preset release --target vlm-run "
                 "vlm-kv), or name another build folder with --build"
             )
+        return [str(program)]
+
+    def run(self, name: str, arguments: list[str], *, locks: tuple[Lock, ...] = (), show: bool = False) -> str:
+        """Standard output. With `show`, its progress is seen; EvaluationError holds what it said last."""
+        command = self._command(name)
         parent = os.getpid()
 
         def end_with_parent() -> None:
@@ -70,7 +90,7 @@ class Programs:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         done = subprocess.run(
-            [str(program), *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            [*command, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=None if show else subprocess.PIPE, text=True, errors="replace", env=without_shard(),
             pass_fds=[lock.fileno() for lock in locks], preexec_fn=end_with_parent,
         )  # fmt: skip
@@ -253,7 +273,7 @@ class Folder:
         decides = {
             "model": model.name, "fingerprint": model.fingerprint, "spec": spec, "version": self.programs.version(),
             "arguments": [word for word in arguments if not word.startswith(str(self.path))],
-            "profile": digest(profile.read_bytes()) if profile else None,
+            "profile": digest(profile.read_bytes()) if profile else None, "rules": self.programs.rules_of(spec),
         }  # fmt: skip
         assert tuple(decides) == DECIDES
         record = shard.name(folder / "run.json")

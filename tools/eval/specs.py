@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 
-
-def residual(spec: str, policies: str) -> int | None:
+def residual(spec: str, policies: dict) -> int | None:
     """Newest rows that a canonical spec keeps in full precision; None if it has no such window.
 
     policies  what `vlm-kv list --json` prints: it has the defaults
     """
     defaults = {
         policy["name"]: int(option["default"])
-        for policy in json.loads(policies)["policies"]
+        for policy in policies["policies"]
         for option in policy["options"]
         if option["key"] == "residual"
     }

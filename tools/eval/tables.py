@@ -156,6 +156,7 @@ def command(part: Part, folder: Path, model: str, options: argparse.Namespace) -
         made += ["--tune-on", str(POCKET / "tuning" / f"{part.records}_tuning.json"), "--tune", str(options.tune)]
     made += ["--device", options.device, "--jobs", str(options.jobs), "--batch-size", str(options.batch_size)]
     made += ["--threads", str(options.threads), "--build", str(options.build)]
+    made += [word for path in options.rules for word in ("--rules", str(path))]
     made += ["--limit", str(options.limit)] if options.limit else []
     made += ["--skip", PACKAGE] if part.packages and PACKAGE in options.skip else []
     made += ["--merge"] if options.merge else []
@@ -204,6 +205,7 @@ def main() -> int:
         raise EvaluationError(f"{options.out} has no results yet; run a part to its end")
     page = [sys.executable, str(ROOT / "tools" / "eval" / "report.py"), "--out", str(options.out / "report")]
     page += ["--build", str(options.build), *(["--skip", "plots"] if "plots" in options.skip else [])]
+    page += [word for path in options.rules for word in ("--rules", str(path))]
     _run([*page, *map(str, results)])
     return 0
 
