@@ -166,6 +166,12 @@ class KvCache {
   virtual uint64_t repetition() const noexcept { return 0; }
   virtual void repeated() noexcept {}
 
+  /// Sets a pass of first prompts aside between two layers, so that passes of generated tokens of
+  /// other sequences can begin and end. Neither pass changes a bit of the other.
+  virtual void pause() = 0;
+  /// Goes on with the paused pass, also if one of the others has failed.
+  virtual void resume() = 0;
+
   /// Ends the pass: packs after a prompt, flushes residual windows, evicts.
   virtual void end(Stream& stream) = 0;
 

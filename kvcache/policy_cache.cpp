@@ -93,13 +93,7 @@ void PolicyCache::begin(std::span<const StepRows> step, Stream& stream) {
     assert(rows.prompt || (rows.rows == 1 && sequence.prompted));
     check_rows(traits_, sequence, rows);
   }
-  if (in_step_) {  // the last step failed
-    if (gpu_.serves()) gpu_.give_up();
-    prompt_packer_.clear();
-    protected_values_.clear();
-    window_packer_.clear();
-    evictor_.clear();
-  }
+  abandon_step();
   step_ = step;
   in_step_ = true;
   guarded_remaps_.reset();
@@ -113,6 +107,16 @@ void PolicyCache::begin(std::span<const StepRows> step, Stream& stream) {
     sequence.modality.insert(sequence.modality.end(), rows.modality.begin(), rows.modality.end());
     sequence.modality.resize(static_cast<size_t>(sequence.rows + rows.rows), kTextRow);
   }
+}
+
+/// Forgets a step that has failed, if there is one.
+void PolicyCache::abandon_step() {
+  if (!in_step_) return;
+  if (gpu_.serves()) gpu_.give_up();
+  prompt_packer_.clear();
+  protected_values_.clear();
+  window_packer_.clear();
+  evictor_.clear();
 }
 
 void PolicyCache::give_embeddings(ConstTensorView embeddings, Stream& stream) {
@@ -187,6 +191,22 @@ uint64_t PolicyCache::repetition() const noexcept {
 }
 
 void PolicyCache::repeated() noexcept { attended_ = shape().layers; }
+
+void PolicyCache::pause() {
+  assert(in_step_ && std::ranges::all_of(step_, [&](const StepRows& rows) {
+           return rows.prompt && !store_.at(rows.sequence).prompted;
+         }));
+  paused_step_ = std::exchange(step_, {});
+  paused_attended_ = attended_;
+  in_step_ = false;
+}
+
+void PolicyCache::resume() {
+  abandon_step();
+  step_ = std::exchange(paused_step_, {});
+  attended_ = paused_attended_;
+  in_step_ = true;
+}
 
 void PolicyCache::end(Stream& stream) {
   guarded_remaps_.reset();

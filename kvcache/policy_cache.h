@@ -59,6 +59,8 @@ class PolicyCache final : public KvCache {
               float scale, Stream& stream) override;
   uint64_t repetition() const noexcept override;
   void repeated() noexcept override;
+  void pause() override;
+  void resume() override;
   void end(Stream& stream) override;
 
   CachedLayer cached_prompt(SequenceId sequence, int layer, Stream& stream) override;
@@ -79,6 +81,7 @@ class PolicyCache final : public KvCache {
  private:
   SequenceId admit(SequenceId id, const std::string& who);
   void reserve_workspaces();
+  void abandon_step();
   void attend_prompt(const StepRows& rows, int layer, const QkvRows& given, const QkvRows& stored,
                      TensorView out, float scale, Stream& stream);
   int64_t guarded_remaps() const;
@@ -108,6 +111,8 @@ class PolicyCache final : public KvCache {
   std::span<const StepRows> step_;
   bool in_step_ = false;  // between begin() and end()
   int attended_ = 0;      // layers done in this step
+  std::span<const StepRows> paused_step_;
+  int paused_attended_ = 0;
   std::vector<Sequence*> settling_;
   // Cached result of guarded_remaps(), reset by every step
   mutable std::optional<int64_t> guarded_remaps_;

@@ -35,6 +35,8 @@ class WatchedCache : public KvCache {
               float scale, Stream& stream) override {
     cache_->attend(layer, q, k, v, out, scale, stream);
   }
+  void pause() override { cache_->pause(); }
+  void resume() override { cache_->resume(); }
   void end(Stream& stream) override { cache_->end(stream); }
   CachedLayer cached_prompt(SequenceId sequence, int layer, Stream& stream) override {
     return cache_->cached_prompt(sequence, layer, stream);

@@ -363,6 +363,8 @@ TEST_P(CudaPolicy, ForksEqualTheCpu) {
 
 TEST_P(CudaPolicy, DoesNotDependOnWhatElseHappens) { check_lives(GetParam(), kGpu); }
 
+TEST_P(CudaPolicy, GoesOnWhileAPromptPauses) { check_pauses(GetParam(), kGpu); }
+
 TEST_P(CudaPolicy, DoesNotDependOnItsCompany) {
   check_company(GetParam(), shape_of(2, 2, 2, 16));
   check_company(GetParam(), shape_of(2, 1, 5, 128));

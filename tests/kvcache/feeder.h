@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -104,8 +105,10 @@ class Feeder {
   }
 
   /// One pass; the outputs of each layer, all rows side by side. Without queries there are none.
+  /// Between two layers it is paused for `meanwhile`, unless that is null.
   std::vector<std::vector<float>> pass(KvCache& cache, const std::vector<Input>& inputs,
-                                       bool queries = true) {
+                                       bool queries = true,
+                                       const std::function<void()>& meanwhile = {}) {
     std::vector<StepRows> step;
     for (const Input& input : inputs) {
       StepRows rows;
@@ -122,6 +125,11 @@ class Feeder {
     }
     std::vector<std::vector<float>> outputs;
     for (int layer = 0; layer < shape_.layers; ++layer) {
+      if (layer > 0 && meanwhile) {
+        cache.pause();
+        meanwhile();
+        cache.resume();
+      }
       std::vector<float> all[3];
       int64_t total = 0;
       for (const Input& input : inputs) {

@@ -130,4 +130,64 @@ inline void check_lives(const std::string& spec, Device device) {
   }
 }
 
+/// Prompts that pause between layers, in which other sequences get tokens, come to their end or are
+/// given up: outputs and bytes are those of a cache in which one pass follows the other.
+inline void check_pauses(const std::string& spec, Device device) {
+  const CacheShape shape = shape_of(5, 2, 2, 16);
+  Feeder feeder(shape, 2, device);
+  PolicyCache paused(test::plan_of(spec, shape), size_t{16} << 20, device);
+  PolicyCache plain(test::plan_of(spec, shape), size_t{16} << 20, device);
+  constexpr int kSteps = 60;
+  std::vector<Feeder::Input> running;
+  const auto step = [&](PolicyCache& cache) { return feeder.pass(cache, running); };
+  const auto advance = [&] {
+    for (Feeder::Input& input : running) ++input.first;
+  };
+  for (int number = 0; number < 9; ++number) {
+    const std::vector<int16_t> prompt =
+        PromptShape{1 + number, {40, 7 * number}, 3 * number}.modality();
+    const SequenceId id = paused.open(size_of(prompt, kSteps), "s");
+    ASSERT_EQ(plain.open(size_of(prompt, kSteps), "s"), id);
+    const Feeder::Input input{static_cast<char>('a' + number), id, 0, prompt, true};
+    std::vector<std::vector<std::vector<float>>> expected, found;
+    const auto at_first = running;
+    const auto outputs = feeder.pass(paused, {input}, true, [&] {
+      if (running.empty()) return;
+      found.push_back(step(paused));
+      advance();
+    });
+    running = at_first;
+    if (number % 2 == 0) {
+      ASSERT_EQ(feeder.pass(plain, {input}), outputs);
+    }
+    for (size_t i = 0; i < found.size(); ++i, advance()) expected.push_back(step(plain));
+    if (number % 2 != 0) {
+      ASSERT_EQ(feeder.pass(plain, {input}), outputs);
+    }
+    ASSERT_EQ(found, expected) << "prompt " << number;
+    running.push_back({input.name, id, static_cast<int>(prompt.size()), {kTextRow}, false});
+    ASSERT_EQ(step(paused), step(plain)) << "prompt " << number;
+    advance();
+    ASSERT_EQ(paused.bytes(), plain.bytes());
+    if (running.size() < 4) continue;
+    paused.close(running.front().id);
+    plain.close(running.front().id);
+    running.erase(running.begin());
+  }
+  // A step that fails in the pause costs the prompt nothing.
+  const std::vector<int16_t> prompt = PromptShape{5, {23, 19}, 9}.modality();
+  const Feeder::Input input{'z', paused.open(size_of(prompt, kSteps), "s"), 0, prompt, true};
+  ASSERT_EQ(plain.open(size_of(prompt, kSteps), "s"), input.id);
+  const auto outputs = feeder.pass(paused, {input}, true, [&] {
+    if (running.empty()) return;
+    const StepRows rows{running.back().id, 1, false, false, {}};
+    paused.begin({&rows, 1}, feeder.stream());
+    paused.close(running.back().id);
+    running.pop_back();
+  });
+  ASSERT_EQ(outputs, feeder.pass(plain, {input}));
+  running = {{'z', input.id, static_cast<int>(prompt.size()), {kTextRow}, false}};
+  ASSERT_EQ(step(paused), step(plain));
+}
+
 }  // namespace kvlm::testlife

@@ -32,6 +32,8 @@ class Lives : public ::testing::TestWithParam<const char*> {};
 /// On a GPU: tests/cuda/policy_test.cpp.
 TEST_P(Lives, DoNotDependOnWhatElseHappens) { check_lives(GetParam(), Device{}); }
 
+TEST_P(Lives, GoOnWhileAPromptPauses) { check_pauses(GetParam(), Device{}); }
+
 /// Wants no more when it was asked `patience` times.
 class Canceller final : public Watch {
  public:

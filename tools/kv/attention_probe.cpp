@@ -125,6 +125,11 @@ SequenceId AttentionProbe::open(const SequenceSize& size, const std::string& who
   }
 }
 
+void AttentionProbe::pause() {
+  throw Error(ErrorCode::kUnsupported,
+              "attention errors are measured in one pass at a time; end it before the next");
+}
+
 SequenceId AttentionProbe::fork(SequenceId, int, const std::string& who, Stream&) {
   throw Error(ErrorCode::kUnsupported,
               fmt::format("{} continues another sequence, but attention errors are measured from a "

@@ -89,6 +89,9 @@ class AttentionProbe final : public KvCache {
   void give_embeddings(ConstTensorView embeddings, Stream& stream) override;
   void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream) override;
+  /// Throws Error{kUnsupported}: it follows one pass at a time.
+  void pause() override;
+  void resume() override { pause(); }
   void end(Stream& stream) override;
   CachedLayer cached_prompt(SequenceId sequence, int layer, Stream& stream) override {
     return reference_->cached_prompt(sequence, layer, stream);
