@@ -69,7 +69,9 @@ class Decoder {
 
   /// Runs cache.begin(), all layers and cache.end(), and tells stream.watch() of every layer of
   /// prompts, as phase "prefill". Throws Error{kCancelled} when it wants no more: layers may hold
-  /// different rows then, and the step's sequences must be closed. The returned view, (sequences,
+  /// different rows then, and the step's sequences must be closed. When the watch is told of a
+  /// prompt's layers 1 to layers - 1, it may pause the pass (KvCache::pause()) and decode other
+  /// sequences, also over other caches, with this decoder. The returned view, (sequences,
   /// vocab) or with all_logits (rows, vocab), f32, is valid until the next call; the caller may
   /// overwrite it.
   virtual TensorView forward(const DecoderStep& step, KvCache& cache, Stream& stream,

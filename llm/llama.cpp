@@ -146,6 +146,7 @@ class Llama final : public Decoder {
   RowBuffer attended_{device_, moved_}, gate_{device_, moved_}, up_{device_, moved_};
   RowBuffer gated_{device_, moved_};  // where it cannot take the place of gate_
   RowBuffer cos_{device_, moved_}, sin_{device_, moved_}, last_{device_, moved_};
+  RowBuffer prompt_cos_{device_, moved_}, prompt_sin_{device_, moved_};  // others decode meanwhile
   RowBuffer logits_{device_, moved_};
   RowBuffer host_cos_{Device{}, moved_}, host_sin_{Device{}, moved_};  // made on the host
   std::array<Tensor, 2> tables_;                                       // of cos and sin, on a GPU
@@ -371,17 +372,18 @@ TensorView Llama::forward(const DecoderStep& step, KvCache& cache, Stream& strea
   const TensorView x = step.embeddings;
   const int64_t rows = x.shape()[0];
   const int half = config_.rope.rotary_dim / 2;
-  const TensorView cos = cos_.rows(rows, {half});
-  const TensorView sin = sin_.rows(rows, {half});
+  const bool decodes = is_decode(step);
+  const TensorView cos = (decodes ? cos_ : prompt_cos_).rows(rows, {half});
+  const TensorView sin = (decodes ? sin_ : prompt_sin_).rows(rows, {half});
   fill_angles(step, cos, sin, stream);
 
   cache.begin(step.sequences, stream);
   if (cache.needs().prompt_embeddings) cache.give_embeddings(x, stream);
   const TensorView logits = tap ? layers(step, cos, sin, cache, stream, tap)
                                 : repeated_layers(step, cos, sin, cache, stream);
-  if (!is_decode(step)) report_prefill(config_.layers, stream);
+  if (!decodes) report_prefill(config_.layers, stream);
   cache.end(stream);
-  if (!is_decode(step)) report_prefill(config_.layers + 1, stream);
+  if (!decodes) report_prefill(config_.layers + 1, stream);
   return logits;
 }
 

@@ -135,6 +135,21 @@ class QuietWatch : public Watch {
   const Watch* outer_;
 };
 
+/// Whoever follows a prompt, which pauses between layers.
+class LayerWatch final : public Watch {
+ public:
+  LayerWatch(Watch* outer, std::function<void()> pause) : outer_(outer), pause_(std::move(pause)) {}
+  void progress(std::string_view phase, size_t done, size_t total) override {
+    if (outer_ != nullptr) outer_->progress(phase, done, total);
+    if (done > 0 && done + 1 < total) pause_();
+  }
+  bool cancelled() const noexcept override { return outer_ != nullptr && outer_->cancelled(); }
+
+ private:
+  Watch* outer_;
+  std::function<void()> pause_;
+};
+
 /// Whoever follows a step of decode: a short one is finished, because sequences lose their cache
 /// with a pass that is given up.
 class StepWatch final : public QuietWatch {
@@ -252,6 +267,9 @@ void Generator::encode_ahead(PreparedRequest& request) noexcept {
 }
 
 void Generator::prefill(Sequence& sequence, int64_t first, PreparedRequest* next) {
+  LayerWatch watch(stream_->watch(), [this] { pause_prompt(); });
+  const bool pauses = on_pause_ && first == 0 && !tap_;
+  const WatchScope scope(*stream_, pauses ? &watch : stream_->watch());
   const Clock::time_point vision_start = Clock::now();
   const bool encoded = sequence.encoded.has_value();
   stream_->synchronize();
@@ -275,10 +293,12 @@ void Generator::prefill(Sequence& sequence, int64_t first, PreparedRequest* next
                       /*ends_prompt=*/true, std::span(sequence.prompt.modality).subspan(skipped)};
   std::optional<Meanwhile> meanwhile;
   if (next != nullptr && !tap_) meanwhile.emplace(*stream_, [&] { encode_ahead(*next); });
+  in_pass_ = true;
   const TensorView logits = model_->decoder().forward(
       {std::span(&step, 1), std::span(sequence.prompt.positions).subspan(skipped), embeddings,
        static_cast<bool>(tap_), added},
       *cache_, *stream_, tap_);
+  in_pass_ = false;
   if (tap_) tap_("logits_prefill", logits);
   sequence.cached_ids = sequence.prompt.ids;
   sequence.cached_positions = sequence.prompt.positions;
@@ -298,6 +318,22 @@ void Generator::prefill(Sequence& sequence, int64_t first, PreparedRequest* next
   sequence.timings.prefill_ms = milliseconds(prefill_start, sequence.first_token);
   sequence.timings.ttft_ms = milliseconds(sequence.started, sequence.first_token);
   accept(sequence, token);
+}
+
+void Generator::pause_prompt() {
+  struct Paused {
+    Generator& generator;
+    explicit Paused(Generator& of) : generator(of) {
+      generator.paused_ = true;
+      if (generator.in_pass_) generator.cache_->pause();
+    }
+    ~Paused() {
+      if (generator.in_pass_) generator.cache_->resume();
+      generator.paused_ = false;
+    }
+  };
+  const Paused paused(*this);
+  on_pause_();
 }
 
 int Generator::admit(GenerationRequest request, OnText on_text) {
@@ -427,6 +463,7 @@ void Generator::end_unanswered(Sequence& sequence) {
 
 /// While the GPU has nothing to do.
 void Generator::give_back_prompt() noexcept {
+  if (paused_) return;
   constexpr size_t kKept = size_t{64} << 20;
   visual_ = {};
   if (prompt_embeddings_.bytes() > kKept) prompt_embeddings_ = Tensor();
@@ -434,6 +471,7 @@ void Generator::give_back_prompt() noexcept {
 
 /// Layers of a cache whose pass has failed may hold different rows.
 void Generator::forget(Sequence& sequence) noexcept {
+  in_pass_ = in_pass_ && paused_;
   give_back_prompt();
   if (sequence.cache_id) cache_->close(*std::exchange(sequence.cache_id, std::nullopt));
   sequence.cached_ids.clear();

@@ -109,6 +109,9 @@ class Generator {
   /// The result; the sequence's memory is free for others.
   GenerationResult take(int key);
 
+  /// Called between two layers of a prompt that begins a conversation, or of its images: then
+  /// step(), deliver(), cancel() and take() may be called for the other sequences. Null: never.
+  void set_pause(std::function<void()> pause) { on_pause_ = std::move(pause); }
   /// Called with every named activation of a prefill; for goldens.
   void set_tap(Tap tap);
   /// Reserves this many tokens for every sequence, so that resume() has room; at most the model's
@@ -128,6 +131,7 @@ class Generator {
   /// Ready for the first token of sequence.prompt's answer.
   void begin(Sequence& sequence, int context);
   void prefill(Sequence& sequence, int64_t first, PreparedRequest* next = nullptr);
+  void pause_prompt();
   /// What the pictures and clips of a prompt become of which rows from `first` on stand for some;
   /// those of the others are empty.
   VisualRows encode(const Prompt& prompt, int64_t first, std::span<const VisualInput> visuals);
@@ -146,6 +150,9 @@ class Generator {
   Stream* stream_;
   Tap tap_;
   int session_rows_ = 0;
+  std::function<void()> on_pause_;
+  bool in_pass_ = false;  // of a prompt
+  bool paused_ = false;   // a prompt is
   std::vector<std::unique_ptr<Sequence>> sequences_;
   // Of one decode step, kept between steps.
   std::vector<Sequence*> stepping_;

@@ -100,6 +100,7 @@ void Ticket::fail(const std::exception_ptr& failure) {
 Service::Service(Model& model, Stream& stream, const Settings& settings)
     : model_(model),
       stream_(stream),
+      watch_(stream.watch()),
       settings_(settings),
       arena_(std::make_shared<Arena>(stream.device(), settings.cache_bytes)),
       bell_(std::make_shared<Ticket::Bell>()) {
@@ -250,6 +251,7 @@ Service::Policy& Service::policy_of(const std::shared_ptr<const CachePlan>& plan
   }
   Policy policy{plan, make_cache(plan, arena_), nullptr};
   policy.generator = std::make_unique<Generator>(model_, *policy.cache, stream_);
+  policy.generator->set_pause([this] { between_layers(); });
   policies_.push_front(std::move(policy));
   return policies_.front();
 }
@@ -308,9 +310,10 @@ int Service::begin(Policy& policy, Ticket& ticket, const std::shared_ptr<Ticket>
 }
 
 void Service::admit(const std::shared_ptr<Ticket>& ticket) {
-  const Clock::time_point start = Clock::now();
-  const bool delays = !running_.empty();
   Policy& policy = policy_of(ticket->job_.plan);
+  read_ = ticket;
+  charged_ = Clock::now();
+  owed_s_ = 0;
   try {
     const TicketWatch watch(*ticket, stream_.watch());
     if (settings_.preparing_threads == 0) ticket->prepared_ = ticket->job_.prepare(watch);
@@ -339,9 +342,39 @@ void Service::admit(const std::shared_ptr<Ticket>& ticket) {
     ticket->fail(failure);
     if (is_device_failure(failure)) throw;
   }
-  const double took = seconds_since(start);
-  owed_s_ = settings_.decode_share / (1 - settings_.decode_share) * took;
-  if (delays && settings_.on_stall) settings_.on_stall(took);
+  read_.reset();
+  charge(std::ranges::any_of(running_, [&](const Running& r) { return r.ticket != ticket; }));
+}
+
+/// Answers, of which some have `waited`, are owed their share of the time that a prompt has taken
+/// since the last call.
+void Service::charge(bool waited) {
+  const double took = seconds_since(charged_);
+  charged_ = Clock::now();
+  owed_s_ += settings_.decode_share / (1 - settings_.decode_share) * took;
+  if (waited && settings_.on_stall) settings_.on_stall(took);
+}
+
+/// Steps of the other answers, while a prompt pauses.
+void Service::between_layers() {
+  {
+    const std::scoped_lock lock(bell_->mutex);
+    if (hurried_) read_->cancelled_ = true;
+  }
+  if (running_.empty() || settings_.decode_share == 0) return;
+  if (stream_.device().kind != DeviceKind::kCpu) {
+    if (read_->job_.size.prompt_rows < kLongPrompt) return;
+    stream_.synchronize();
+  }
+  charge(/*waited=*/true);
+  const WatchScope scope(stream_, watch_);
+  while (owed_s_ > 0 && !running_.empty()) {
+    drop_cancelled();
+    step();
+    const std::scoped_lock lock(bell_->mutex);
+    publish();
+  }
+  charged_ = Clock::now();
 }
 
 void Service::step() {
@@ -408,7 +441,7 @@ void Service::drop_cancelled() {
 
 /// Says what it is doing. Under the mutex.
 void Service::publish() {
-  status_.running = running_.size();
+  status_.running = running_.size() + (read_ ? 1 : 0);
   status_.waiting = waiting_count_;
   status_.reserved_bytes = arena_->reserved();
   status_.most_reserved_bytes = std::max(status_.most_reserved_bytes, status_.reserved_bytes);
@@ -416,7 +449,7 @@ void Service::publish() {
   for (const Policy& policy : policies_) {
     status_.cache_bytes[policy.plan->spec] = policy.cache->bytes();
   }
-  if (waiting_count_ == 0 && running_.empty()) idle_.notify_all();
+  if (waiting_count_ == 0 && status_.running == 0) idle_.notify_all();
 }
 
 /// Whether there is something to do but to wait. Under the mutex.

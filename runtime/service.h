@@ -113,18 +113,20 @@ class Ticket {
 /// but itself.
 ///
 /// The next request is the first of the client that has waited longest for its turn. If it does not
-/// fit now, others may pass it, at most kMostPasses times. A prompt delays the answers that are
-/// being made by itself alone: before the next one they get decode_share of the time.
+/// fit now, others may pass it, at most kMostPasses times. While a prompt is read, the answers that
+/// are being made get decode_share of the time, in steps between its layers; on a GPU, where short
+/// prompts are read at once, after it.
 class Service {
  public:
   static constexpr int kMostPasses = 16;
   static constexpr size_t kMostPolicies = 8;  ///< that keep a cache; idle ones go
+  static constexpr int kLongPrompt = 2048;    ///< tokens from which one pauses on a GPU
 
   struct Settings {
     size_t cache_bytes = 0;      ///< of the arena
     size_t most_running = 64;    ///< sequences at once
     size_t most_waiting = 1024;  ///< requests in the queue
-    double decode_share = 0.2;   ///< [0, 1) of the time between prompts
+    double decode_share = 0.2;   ///< [0, 1) of the time while prompts are read
     /// That prepare requests ahead, beside a GPU; 0: the service's own thread does.
     int preparing_threads = 0;
     /// Before the first request each of these is made to take what memory of a GPU it needs beside
@@ -132,7 +134,7 @@ class Service {
     std::vector<std::shared_ptr<const CachePlan>> warm_policies = {};
     int warm_rows = 0;
     std::function<void(double seconds)> on_step = {};   ///< each step of decode, by its thread
-    std::function<void(double seconds)> on_stall = {};  ///< each prompt that answers waited for
+    std::function<void(double seconds)> on_stall = {};  ///< each time answers waited for a prompt
   };
 
   /// What it is doing.
@@ -189,6 +191,8 @@ class Service {
   std::vector<std::shared_ptr<Ticket>> next_in_turn(size_t most) const;
   std::shared_ptr<Ticket> choose();
   void admit(const std::shared_ptr<Ticket>& ticket);
+  void between_layers();
+  void charge(bool waited);
   int begin(Policy& policy, Ticket& ticket, const std::shared_ptr<Ticket>& next);
   std::shared_ptr<Ticket> next_after(const Policy& policy);
   void step();
@@ -202,12 +206,15 @@ class Service {
 
   Model& model_;
   Stream& stream_;
+  Watch* watch_;  // of the stream
   Settings settings_;
   std::shared_ptr<Arena> arena_;
   // Of the service's thread.
   std::list<Policy> policies_;  // the one used last first
   std::vector<Running> running_;
-  double owed_s_ = 0;              // of decode, before the next prompt
+  double owed_s_ = 0;              // of decode, before the next prompt or its next layer
+  std::shared_ptr<Ticket> read_;   // the prompt that is read
+  Clock::time_point charged_;      // until then its time was
   std::shared_ptr<Ticket> ahead_;  // waits, and its images are encoded
 
   std::shared_ptr<Ticket::Bell> bell_;                                  // the mutex of all below

@@ -50,6 +50,41 @@ Answer answer(const LoadedModel& loaded, const CacheSpec& spec, GenerationReques
 
 class FamilyPolicies : public testing::TestWithParam<GoldenCase> {};
 
+/// A request is read while another one's answer is made, in pauses between layers of images and
+/// prompt: both get the tokens that they have alone.
+TEST_P(FamilyPolicies, GoOnWhileAPromptPauses) {
+  const LoadedModel loaded(GetParam().folder);
+  constexpr int kTokens = 40;
+  if (GetParam().entry.at("prompt_tokens").get<int>() + kTokens >
+      loaded->decoder().max_positions()) {
+    GTEST_SKIP() << "the context does not hold the prompt";
+  }
+  GenerationRequest request = GetParam().request();
+  request.max_tokens = kTokens;
+  request.ignore_eos = true;
+  const CacheSpec spec = parse_spec("h2o,keep=0.5 + int4");
+  const Answer alone = answer(loaded, spec, request);
+  const auto plan = plan_cache(spec, loaded->decoder().cache_shape());
+  const auto cache = make_cache(plan, 2 * session_bytes(*plan, 512), test::test_device());
+  Generator generator(*loaded, *cache, loaded.stream());
+  size_t pauses = 0;
+  const int first = generator.admit(request, {});
+  generator.set_pause([&] {
+    ++pauses;
+    generator.step();
+    generator.deliver();
+  });
+  const int second = generator.admit(request, {});
+  EXPECT_EQ(std::min<size_t>(pauses + 1, kTokens), generator.tokens(first).size());
+  EXPECT_GT(pauses, 0u);
+  while (!generator.finished(first) || !generator.finished(second)) {
+    generator.step();
+    generator.deliver();
+  }
+  EXPECT_EQ(generator.take(first).tokens, alone.tokens);
+  EXPECT_EQ(generator.take(second).tokens, alone.tokens);
+}
+
 TEST_P(FamilyPolicies, ServeWithAnExactFirstToken) {
   const LoadedModel loaded(GetParam().folder);
   const CacheShape shape = loaded->decoder().cache_shape();

@@ -138,6 +138,56 @@ TEST_F(ServiceTest, AnswersDependOnNothingElse) {
   }
 }
 
+/// A long answer gets steps between the layers of each prompt that is read meanwhile, and neither
+/// changes the other; with decode_share=0 prompts are read at once.
+TEST_F(ServiceTest, AnswersGoOnWhileAPromptIsRead) {
+  for (const double share : {0.0, 0.1}) {
+    for (size_t policy = 0; policy < kSpecs.size(); ++policy) {
+      std::atomic<int> steps = 0;
+      Service::Settings settings;
+      settings.decode_share = share;
+      settings.on_step = [&](double) { ++steps; };
+      const auto service = serve(settings);
+      ServiceJob slow = job(0);
+      slow.plan = plan(policy);
+      slow.size.max_rows = slow.size.prompt_rows + 1500;
+      slow.prepare = [](const Watch& watch) {
+        GenerationRequest made = request(0);
+        made.max_tokens = 1500;
+        made.ignore_eos = true;
+        return prepare_request(*model(), std::move(made), model()->decoder().max_positions(),
+                               &watch);
+      };
+      const auto run = service->submit(slow);
+      text_of(*run);
+      const std::vector<int32_t> expected = run->result().tokens;
+      const auto running = service->submit(std::move(slow));
+      std::vector<std::shared_ptr<Ticket>> tickets;
+      std::array<int, 11> before{}, after{};
+      for (size_t i = 1; i < before.size(); ++i) {
+        ServiceJob next = job(i);
+        next.prepare = [&, i, prepare = next.prepare](const Watch& watch) {
+          before[i] = steps;
+          return prepare(watch);
+        };
+        next.on_prompt = [&, i](const Generator&, int) {
+          after[i] = service->status().running < 2 ? before[i] : steps.load();
+        };
+        tickets.push_back(service->submit(std::move(next)));
+      }
+      int paused = 0;
+      for (size_t i = 1; i < before.size(); ++i) {
+        text_of(*tickets[i - 1]);
+        EXPECT_EQ(tickets[i - 1]->result().tokens, alone(i)) << i;
+        paused += after[i] > before[i] ? 1 : 0;
+      }
+      EXPECT_EQ(paused > 0, share > 0);
+      text_of(*running);
+      EXPECT_EQ(running->result().tokens, expected);
+    }
+  }
+}
+
 TEST_F(ServiceTest, AWarmUpLeavesNothing) {
   for (const int rows : {1, 64, 100000}) {
     Service::Settings settings;
