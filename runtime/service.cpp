@@ -105,6 +105,7 @@ Service::Service(Model& model, Stream& stream, const Settings& settings)
       arena_(std::make_shared<Arena>(stream.device(), settings.cache_bytes)),
       bell_(std::make_shared<Ticket::Bell>()) {
   status_.capacity_bytes = arena_->capacity();
+  stream_.enter_thread();
   for (const auto& plan : settings_.warm_policies) {
     const Policy& policy = policy_of(plan);
     warm_up(model_, *policy.cache, *policy.generator, settings_.most_running, settings_.warm_rows);
@@ -463,6 +464,7 @@ bool Service::has_work() const {
 
 void Service::run() {
   try {
+    stream_.enter_thread();
     while (true) {
       std::shared_ptr<Ticket> next;
       {

@@ -8,7 +8,7 @@
 #include "tools/common/messages.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
-#include "tools/common/session.h"
+#include "tools/serve/engines.h"
 #include "tools/serve/options.h"
 #include "tools/serve/server.h"
 
@@ -45,17 +45,16 @@ int run(int argc, char** argv) {
   ServeOptions options;
   if (const auto status = parse_serve_options(argc, argv, options)) return *status;
   catch_interrupts();
-  std::optional<Session> session;  // outlives the server
+  std::optional<Engines> engines;  // outlive the server
   const std::unique_ptr<Server> made = make_server(options);
   Server& server = *made;
   {
     TerminalWatch watch(options.quiet);
-    session.emplace(options.session, &watch);
+    engines.emplace(options, watch);
     watch.clear();
-    session->stream().set_watch(nullptr);
   }
-  print_warnings(session->warnings());
-  server.begin(*session);
+  print_warnings(engines->warnings());
+  server.begin(*engines);
   count_signals();
   while (signals == 0 && !interrupted() && !server.failed()) std::this_thread::sleep_for(50ms);
   if (const auto [running, waiting] = server.left(); running + waiting > 0) {

@@ -46,6 +46,10 @@ std::byte* Stream::shared_scratch(size_t bytes) { return grown(scratch_->shared,
 
 void* Stream::native() const noexcept { return queue_ ? queue_->native() : nullptr; }
 
+void Stream::enter_thread() const {
+  if (queue_) queue_->enter_thread();
+}
+
 void Stream::synchronize() {
   if (queue_) queue_->synchronize();
 }

@@ -57,11 +57,13 @@ class Stream {
   std::byte* scratch(int worker, size_t bytes);
   /// The same, one for all workers together; only the thread that starts a loop may ask for it.
   std::byte* shared_scratch(size_t bytes);
-  /// Whether the CPU may round the rows of a product of more than kMaxDecodeRows (kernels/gemm.h) to
-  /// bf16, which transformers does where a model is bf16: AMX then multiplies once in place of three
-  /// times.
+  /// Whether the CPU may round the rows of a product of more than kMaxDecodeRows (kernels/gemm.h)
+  /// to bf16, which transformers does where a model is bf16: AMX then multiplies once in place of
+  /// three times.
   bool rounds_rows() const noexcept { return rounds_rows_; }
   void set_rounds_rows(bool rounds) noexcept { rounds_rows_ = rounds; }
+  /// Makes its GPU the calling thread's, which has not used it before; nothing on the CPU.
+  void enter_thread() const;
   /// Waits for everything queued; throws Error{kDevice} if something queued has failed.
   void synchronize();
 

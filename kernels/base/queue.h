@@ -66,6 +66,8 @@ class Queue {
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
+  /// Makes its GPU that of the calling thread.
+  void enter_thread() const;
   /// cudaStream_t.
   void* native() const noexcept;
   int multiprocessors() const noexcept;

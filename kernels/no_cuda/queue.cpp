@@ -52,6 +52,7 @@ void Queue::send(std::byte*, const std::byte*, size_t) { refuse(); }
 
 void Queue::copy(void*, bool, const void*, bool, size_t) { refuse(); }
 
+void Queue::enter_thread() const {}
 void Queue::set_meanwhile(std::function<void()>*) noexcept {}
 void Queue::do_meanwhile() {}
 

@@ -514,6 +514,7 @@ OPTIONS = [
             "--connections 8 --drain 1 --log-json --device cpu --dtype f32 --image-backend pil --image-aspect pad --fps 1"),
     _served("vlm-serve -m pocket-qwen --quiet --frames 4 --weights int8 --activations 16 --min-pixels 3136 --max-pixels 50176"),
     _served("vlm-serve -m pocket-internvl --tiles 2 --alias small=kivi"),
+    Case("vlm-serve --gpus 99", [complains("--gpus 99 needs 99 GPUs")], status=2),
     Case("vlm-serve --port 0 --lora nowhere", [complains("nowhere/adapter_config.json")], status=1),
     Case("vlm-kv --help", [prints("Subcommands:")]),
     Case("vlm-bench --help", [prints("Subcommands:")]),

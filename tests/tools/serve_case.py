@@ -47,7 +47,7 @@ class Server:
     def __init__(self, *arguments, env=None):
         self.log = tempfile.NamedTemporaryFile(prefix="kvlm-serve-", suffix=".log")
         self.process = subprocess.Popen(
-            [SERVE, "--port", "0", "--device", "cpu", "--threads", "2", *map(str, arguments)],
+            [SERVE, "--port", "0", *(() if "--device" in arguments else ("--device", "cpu")), "--threads", "2", *map(str, arguments)],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.log, env=os.environ | (env or {}),
         )  # fmt: skip
         end = time.monotonic() + 60

@@ -173,6 +173,27 @@ class Chat(ServeCase):
         self.server.text(question(image=scene(9), max_tokens=2))
 
 
+class Devices(ServeCase):
+    """Two engines on one port."""
+
+    ARGUMENTS = ("--device", "cpu,cpu", "--kv-memory", "100MB", "--max-batch", 1)
+
+    def test_both_answer(self):
+        self.assertIn("1 at once on each of cpu, cpu", self.server.said())
+        bodies = [question(image=scene(number % 4), max_tokens=24, kv=("f16", "kivi")[number % 2]) for number in range(16)]
+        alone = [self.server.text(body) for body in bodies[:4]]
+        seen = []
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            answers = [pool.submit(self.server.text, body, timeout=300) for body in bodies]
+            while not all(answer.done() for answer in answers):
+                seen.append(self.server.ask(path="/health")[2])
+            self.assertEqual([answer.result() for answer in answers], 4 * alone)
+        self.assertEqual({health["device"] for health in seen}, {"cpu, cpu"})
+        self.assertEqual(max(health["running"] for health in seen), 2)
+        self.assertEqual(self.server.metric("kvlm_cache_capacity_bytes"), 200e6)
+        self.assertEqual(self.server.metric("kvlm_cache_reserved_bytes"), 0)
+
+
 class Page(ServeCase):
     """docs/serve.md: the commands that it shows, to this server's port."""
 
@@ -277,6 +298,13 @@ class Start(unittest.TestCase):
         ):  # fmt: skip
             with self.subTest(arguments):
                 self.assertIn(words, self.refused(*arguments))
+
+    def test_lists_of_devices_are_checked(self):
+        for words, said in ((("--device", "cpu,"), "between commas"), (("--device", "cpu", "--gpus", "2"), "drop --device"),
+                            (("--gpus", "none"), "expected 1 or more, or all")):  # fmt: skip
+            done = subprocess.run([SERVE, *words], capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(said, done.stderr)
 
     def test_a_port_has_one_server(self):
         first = Server()

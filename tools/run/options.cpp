@@ -16,6 +16,7 @@
 #include "kernels/base/printable.h"
 #include "kernels/base/queue.h"
 #include "runtime/loading/plain_text.h"
+#include "tools/common/device_list.h"
 #include "tools/common/help.h"
 #include "tools/common/input_text.h"
 #include "tools/common/program.h"
@@ -157,49 +158,9 @@ void take_shard(const std::string& given, RunOptions& options) {
 
 /// The devices of --gpus, or of a list as --device.
 void take_devices(const std::string& gpus, RunOptions& options) {
-  std::string& device = options.session.device;
-  const auto refuse = [](const std::string& text) {
-    throw Error(ErrorCode::kInvalidArgument, text);
-  };
-  if (!gpus.empty()) {
-    const int there = cuda::device_count();
-    int count = there;
-    const auto [rest, code] = std::from_chars(gpus.data(), gpus.data() + gpus.size(), count);
-    const bool number = code == std::errc() && rest == gpus.data() + gpus.size() && count > 0;
-    if (!number && gpus != "all") {
-      refuse(fmt::format("--gpus is {}; expected 1 or more, or all", printable(gpus)));
-    }
-    if (device != "auto") refuse("--gpus chooses the devices; drop --device");
-    const std::string needs =
-        fmt::format("--gpus {} needs {}", gpus,
-                    number ? fmt::format("{} GPU{}", count, count == 1 ? "" : "s") : "a GPU");
-    if (there == 0) {
-      try {
-        static_cast<void>(cuda::device_facts(0));  // says why
-      } catch (const Error& error) {
-        refuse(fmt::format("{}, but {}", needs, error.what()));
-      }
-    }
-    if (count > there) {
-      refuse(fmt::format("{}, and there {}; give fewer, or --device cpu", needs,
-                         there == 1 ? "is 1" : fmt::format("are {}", there)));
-    }
-    for (int i = 0; i < count; ++i) options.devices.push_back(fmt::format("cuda:{}", i));
-  } else {
-    for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
-      end = device.find(',', begin);
-      options.devices.push_back(device.substr(begin, end - begin));
-      if (options.devices.back().empty()) {
-        refuse(fmt::format(
-            "--device is \"{}\"; expected a device between commas, such as cuda:0,cuda:1",
-            printable(device)));
-      }
-    }
-  }
-  device = options.devices.front();
-  if (options.devices.size() == 1) return;
-  for (const std::string& each : options.devices) parse_device(each);  // refuses what is not there
-  if (options.batch_in.empty() || options.dry) {
+  options.devices = device_list(options.session.device, gpus);
+  options.session.device = options.devices.front();
+  if (options.devices.size() > 1 && (options.batch_in.empty() || options.dry)) {
     refuse("several devices answer a batch; give --batch in.jsonl --out out.jsonl, or one device");
   }
 }

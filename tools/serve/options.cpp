@@ -14,6 +14,7 @@
 #include "kernels/base/printable.h"
 #include "kvcache/spec/spec.h"
 #include "runtime/spec_file.h"
+#include "tools/common/device_list.h"
 #include "tools/common/help.h"
 #include "tools/common/program.h"
 #include "tools/common/visual_options.h"
@@ -100,7 +101,7 @@ std::optional<int> parse_serve_options(int argc, char** argv, ServeOptions& opti
   app.set_version_flag("--version", version_line());
   app.footer(std::string(kExamples) + kStatusHelp);
   std::vector<std::string> aliases;
-  std::string kv_memory, max_body = "64MiB", key_file, request_kv = "any";
+  std::string kv_memory, max_body = "64MiB", key_file, request_kv = "any", gpus;
   bool no_key = false;
   SessionOptions& session = options.session;
   app.add_option("-m,--model", session.model, "As vlm-run's -m")->capture_default_str();
@@ -120,8 +121,8 @@ std::optional<int> parse_serve_options(int argc, char** argv, ServeOptions& opti
       ->check(CLI::Range(0, 65535))
       ->capture_default_str();
   app.add_option("--kv-memory", kv_memory,
-                 "Bytes of cache for all sequences, such as 8GB; default: what is free on a GPU");
-  app.add_option("--max-batch", options.most_running, "Sequences at once")
+                 "Bytes of cache on each device, such as 8GB; default: what is free on a GPU");
+  app.add_option("--max-batch", options.most_running, "Sequences at once on each device")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   app.add_option("--max-queue", options.most_waiting, "Requests that wait at most")
@@ -134,7 +135,7 @@ std::optional<int> parse_serve_options(int argc, char** argv, ServeOptions& opti
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   app.add_option("--decode-share", options.decode_share,
-                 "Share of the time that running answers get between two prompts")
+                 "Share of the time that running answers get while prompts are read")
       ->check(CLI::Range(0.0, 0.95))
       ->capture_default_str();
   app.add_option("--media-root", options.media_root, "Folder that file: URLs may name files of");
@@ -163,7 +164,9 @@ std::optional<int> parse_serve_options(int argc, char** argv, ServeOptions& opti
       ->capture_default_str();
   app.add_option("--dtype", session.dtype, "Type of weights and activations: auto, f32, f16, bf16")
       ->capture_default_str();
-  app.add_option("--device", session.device, "auto, cpu or cuda[:N]")->capture_default_str();
+  app.add_option("--device", session.device, "auto, cpu, cuda[:N], or several: cuda:0,cuda:1")
+      ->capture_default_str();
+  app.add_option("--gpus", gpus, "Serve on the first N GPUs, or on all");
   app.add_option("-t,--threads", session.threads, "CPU threads; 0: one per core");
   refuse_single_hyphens(app, {argv, static_cast<size_t>(argc)});
   refuse_values_of_flags(app);
@@ -179,6 +182,7 @@ std::optional<int> parse_serve_options(int argc, char** argv, ServeOptions& opti
   }
   refuse_empty_values(app);
   check_sampling(options.frames);
+  options.devices = device_list(session.device, gpus);
   if (!kv_memory.empty()) options.kv_memory = parse_bytes("--kv-memory", kv_memory);
   options.max_body = parse_bytes("--max-body", max_body);
   options.aliases = parse_aliases(aliases);

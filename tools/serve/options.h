@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tools/common/session.h"
 #include "vision/frame_sampling.h"
@@ -13,6 +14,7 @@ namespace kvlm {
 /// The command line of vlm-serve.
 struct ServeOptions {
   SessionOptions session;
+  std::vector<std::string> devices;            ///< one or more; an engine each
   std::string name;                            ///< of the model; empty: the last part of its path
   std::map<std::string, std::string> aliases;  ///< name -> canonical spec
   std::string host = "127.0.0.1";

@@ -22,11 +22,9 @@
 #include "runtime/prompt.h"
 #include "tools/common/messages.h"
 #include "tools/common/program.h"
-#include "tools/common/room.h"
 #include "tools/common/version.h"
 #include "tools/common/visual_options.h"
 #include "tools/kv/estimate_json.h"
-#include "tools/run/batch_room.h"
 #include "tools/serve/api_error.h"
 #include "tools/serve/chat_reply.h"
 #include "vision/image.h"
@@ -72,8 +70,6 @@ bool is_loopback_name(std::string host) {
   return host.empty() || host == "localhost" || host == "[::1]" ||
          (is_number && host.starts_with("127."));
 }
-
-bool gpu_of(const Session& session) { return session.device().kind != DeviceKind::kCpu; }
 
 /// A message that calls a file by the name that it had in the request.
 std::string with_name(std::string message, const std::string& path, const std::string& name) {
@@ -147,96 +143,51 @@ Server::Server(const ServeOptions& options)
 }
 
 Server::~Server() {
-  if (service_) drain(0s);
+  if (ready_) drain(0s);
   while (!http_.is_running() && listening_.joinable() && !draining_) std::this_thread::yield();
   http_.end();
   listening_.join();
 }
 
-void Server::begin(Session& session) {
-  session_ = &session;
-  const Decoder& decoder = session.model().decoder();
-  const bool gpu = gpu_of(session);
-  const int context = std::min(decoder.max_positions(), options_.max_prompt + options_.max_answer);
-  Service::Settings settings;
-  settings.most_running = static_cast<size_t>(options_.most_running);
-  settings.most_waiting = static_cast<size_t>(options_.most_waiting);
-  settings.decode_share = options_.decode_share;
-  settings.preparing_threads = gpu ? std::min(session.threads(), 16) : 0;
-  settings.on_step = [this](double seconds) { metrics_.step(seconds); };
-  settings.on_stall = [this](double seconds) { metrics_.stall(seconds); };
-  if (options_.kv_memory) {
-    settings.cache_bytes = *options_.kv_memory;
-  } else if (gpu) {
-    const size_t free = cuda::device_facts(session.device().index).free_bytes;
-    const size_t activations = activation_bytes(session.model(), context, session.device().kind);
-    settings.cache_bytes = free > activations ? (free - activations) / 20 * 19 : free / 2;
-  } else {
-    settings.cache_bytes = std::min(session_bytes(*session.plan(), context, 8), memory_limit() / 4);
-  }
+void Server::begin(Engines& engines) {
+  engines_ = &engines;
   {
     const std::scoped_lock lock(plans_mutex_);
-    plans_[session.plan()->spec] = session.plan();
+    plans_[engines.plan()->spec] = engines.plan();
   }
   for (const auto& [name, spec] : options_.aliases) plan_of(spec);
-  if (gpu) {
-    settings.warm_rows = options_.max_prompt;
-    for (const auto& [spec, plan] : plans_) settings.warm_policies.push_back(plan);
-  }
-  service_ = make_service(settings);
-  if (const size_t least = session_bytes(*session.plan(), 2); least > settings.cache_bytes) {
-    print_message(
-        "vlm-serve: warning: the cache of {} holds no request, the smallest takes {}; give a "
-        "larger --kv-memory\n",
-        human_bytes(settings.cache_bytes), human_bytes(least));
-  }
+  std::vector<std::shared_ptr<const CachePlan>> plans;
+  for (const auto& [spec, plan] : plans_) plans.push_back(plan);
+  engines.begin(
+      plans, [this](double seconds) { metrics_.step(seconds); },
+      [this](double seconds) { metrics_.stall(seconds); });
   ready_ = true;
-  print_message("http://{}:{}/v1  {}, {}, {} cache, {} at once\n", options_.host, port_,
-                options_.name, session.plan()->spec, human_bytes(settings.cache_bytes),
-                options_.most_running);
-}
-
-/// Without --kv-memory the cache becomes smaller until all else has room, too.
-std::unique_ptr<Service> Server::make_service(Service::Settings& settings) {
-  while (true) {
-    try {
-      return std::make_unique<Service>(session_->model(), session_->stream(), settings);
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kOutOfMemory) throw;
-      const size_t smaller = settings.cache_bytes / 10 * 9;
-      if (options_.kv_memory || smaller < session_bytes(*session_->plan(), 2)) {
-        throw Error(ErrorCode::kOutOfMemory,
-                    fmt::format("no memory for prompts of {} tokens and {} sequences with a "
-                                "cache of {} ({}); give a smaller --kv-memory, --max-prompt or "
-                                "--max-batch",
-                                options_.max_prompt, options_.most_running,
-                                human_bytes(settings.cache_bytes), error.what()));
-      }
-      settings.cache_bytes = smaller;
-    }
-  }
+  print_message("http://{}:{}/v1  {}, {}, {} cache, {} at once{}\n", options_.host, port_,
+                options_.name, engines.plan()->spec, human_bytes(engines.cache_bytes()),
+                options_.most_running,
+                options_.devices.size() == 1 ? "" : " on each of " + engines.devices());
 }
 
 void Server::drain(std::chrono::seconds most) {
   draining_ = true;
-  if (service_) service_->drain(most);
+  if (ready_) engines_->drain(most);
 }
 
 void Server::hurry() noexcept {
-  if (service_) service_->hurry();
+  if (ready_) engines_->hurry();
 }
 
 std::pair<size_t, size_t> Server::left() const {
   if (!ready_) return {0, 0};
-  const Service::Status status = service_->status();
+  const Service::Status status = engines_->status();
   return {status.running, status.waiting};
 }
 
-bool Server::failed() const { return ready_ && service_->status().failed; }
+bool Server::failed() const { return ready_ && engines_->status().failed; }
 
-Service& Server::service() {
+Engines& Server::engines() {
   if (!ready_) throw ApiError(503, "loading", "the model is being loaded; try again soon");
-  return *service_;
+  return *engines_;
 }
 
 void Server::route() {
@@ -281,7 +232,7 @@ void Server::route() {
   get(
       "/metrics",
       [this](const Request&, Response&) {
-        return metrics_.text(ready_ ? service_->status() : Service::Status{});
+        return metrics_.text(ready_ ? engines_->status() : Service::Status{});
       },
       "text/plain; version=0.0.4");
   get(
@@ -405,7 +356,7 @@ void Server::guard(const httplib::Request& request, httplib::Response& response,
 }
 
 Json Server::models() const {
-  const int length = ready_ ? session_->model().decoder().max_positions() : 0;
+  const int length = ready_ ? engines_->model().decoder().max_positions() : 0;
   Json list = Json::array();
   const auto add = [&](const std::string& id, const std::string& spec) {
     list.push_back({{"id", id},
@@ -416,7 +367,7 @@ Json Server::models() const {
                     {"kv", spec},
                     {"max_model_len", length}});
   };
-  add(options_.name, ready_ ? session_->plan()->spec : options_.session.kv);
+  add(options_.name, ready_ ? engines_->plan()->spec : options_.session.kv);
   for (const auto& [name, spec] : options_.aliases) add(name, spec);
   return {{"object", "list"}, {"data", std::move(list)}};
 }
@@ -424,9 +375,9 @@ Json Server::models() const {
 Json Server::health() const {
   Json json{{"status", "loading"}, {"model", options_.name}};
   if (!ready_) return json;
-  const Service::Status status = service_->status();
+  const Service::Status status = engines_->status();
   json["status"] = status.failed ? "failed" : draining_ ? "draining" : "ok";
-  json["device"] = device_name(session_->device());
+  json["device"] = engines_->devices();
   json["running"] = status.running;
   json["waiting"] = status.waiting;
   return json;
@@ -457,7 +408,7 @@ std::string Server::spec_of(const std::string& model, const std::optional<std::s
     }
     return *kv;
   }
-  return alias != options_.aliases.end() ? alias->second : session_->plan()->spec;
+  return alias != options_.aliases.end() ? alias->second : engines_->plan()->spec;
 }
 
 std::shared_ptr<const CachePlan> Server::plan_of(const std::string& text) {
@@ -470,7 +421,7 @@ std::shared_ptr<const CachePlan> Server::plan_of(const std::string& text) {
     if (plans_.size() >= kMostPlans) plans_.clear();
     PolicyProfile profile;
     if (!options_.session.kv_profile.empty()) profile = read_profile(options_.session.kv_profile);
-    return plans_[name] = plan_cache(spec, session_->model().decoder().cache_shape(), &profile);
+    return plans_[name] = plan_cache(spec, engines_->model().decoder().cache_shape(), &profile);
   } catch (const Error& error) {
     throw ApiError(400, "invalid_kv", error.what(), "kv");
   }
@@ -482,7 +433,7 @@ std::shared_ptr<Server::Asked> Server::understand(const nlohmann::json& body) {
   asked->request = parse_chat_request(body, limits_, media_);
   ChatRequest& request = asked->request;
   asked->plan = plan_of(spec_of(request.model, request.kv));
-  Model& model = session_->model();
+  Model& model = engines_->model();
   complete_question(model, request.messages);
   std::vector<PictureShape> shapes;
   int64_t pixels = 0;
@@ -534,19 +485,19 @@ std::shared_ptr<Server::Asked> Server::understand(const nlohmann::json& body) {
 }
 
 std::shared_ptr<Server::Asked> Server::ask(const std::string& body, const std::string& client) {
-  Service& service = this->service();
+  Engines& engines = this->engines();
   if (draining_) throw ApiError(503, "draining", "the server is about to end; ask another one");
   const std::shared_ptr<Asked> asked = understand(parse_body(body));
   const ChatRequest& request = asked->request;
   const std::shared_ptr<const CachePlan> plan = asked->plan;
-  Model& model = session_->model();
+  Model& model = engines_->model();
   asked->client = client;
   asked->logprobs.emplace(model, request.top_logprobs.has_value());
   asked->facts.id = reply_id();
   asked->facts.created = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
   asked->facts.model = request.model.empty() ? options_.name : request.model;
   asked->facts.fingerprint =
-      fmt::format("kvlm-{}-{}-{}", kVersion, kCommit, gpu_of(*session_) ? "cuda" : "cpu");
+      fmt::format("kvlm-{}-{}-{}", kVersion, kCommit, engines_->on_gpu() ? "cuda" : "cpu");
   asked->facts.kv = plan->spec;
   asked->facts.max_tokens = asked->size.max_rows - asked->size.prompt_rows;
   asked->facts.ignored = request.ignored;
@@ -573,7 +524,7 @@ std::shared_ptr<Server::Asked> Server::ask(const std::string& body, const std::s
       give_up_if_cancelled(&watch);
       made.videos.push_back(clip.decode());
     }
-    Model& of = session_->model();
+    Model& of = engines_->model();
     made.sampling = sampling_of(own->request, of, own->facts.seed.value_or(0));
     made.max_tokens = own->facts.max_tokens;
     made.stop = own->request.stop;
@@ -581,7 +532,7 @@ std::shared_ptr<Server::Asked> Server::ask(const std::string& body, const std::s
     return prepare_request(of, std::move(made), own->context, &watch);
   };
   try {
-    asked->ticket = service.submit(std::move(job));
+    asked->ticket = engines.submit(std::move(job));
   } catch (const ServiceRefusal&) {
     throw;
   } catch (const Error& error) {
@@ -594,7 +545,7 @@ std::shared_ptr<Server::Asked> Server::ask(const std::string& body, const std::s
 /// What a request would take of the cache, or a prompt of so many tokens: nothing is decoded or
 /// answered.
 nlohmann::ordered_json Server::explain(const std::string& text) {
-  static_cast<void>(service());  // there is a model
+  static_cast<void>(engines());  // there is a model
   const nlohmann::json body = parse_body(text);
   std::shared_ptr<const CachePlan> plan;
   SequenceSize size;
@@ -613,7 +564,7 @@ nlohmann::ordered_json Server::explain(const std::string& text) {
   Json json = estimate_json(plan->spec, options_.name, plan->shape, prompt,
                             estimate(parse_spec(plan->spec), plan->shape, prompt, &profile));
   const Reservation needed = reservation(*plan, size);
-  const size_t capacity = service_->status().capacity_bytes;
+  const size_t capacity = engines_->cache_bytes();
   const size_t left = capacity - std::min(capacity, needed.staging);
   json["max_tokens"] = size.max_rows - size.prompt_rows;
   json["reserved_bytes"] = needed.bytes();

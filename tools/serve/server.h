@@ -9,9 +9,8 @@
 #include <thread>
 #include <utility>
 
-#include "runtime/service.h"
-#include "tools/common/session.h"
 #include "tools/serve/chat_request.h"
+#include "tools/serve/engines.h"
 #include "tools/serve/http_server.h"
 #include "tools/serve/media.h"
 #include "tools/serve/metrics.h"
@@ -19,7 +18,7 @@
 
 namespace kvlm {
 
-/// vlm-serve: an HTTP server that is there at once, and a model behind it once that is loaded.
+/// vlm-serve: an HTTP server that answers at once, and has a model once that is loaded.
 class Server {
  public:
   /// Binds and begins to answer, with "loading" for now. Throws Error{kInvalidArgument} if the port
@@ -30,8 +29,8 @@ class Server {
   Server& operator=(const Server&) = delete;
 
   int port() const noexcept { return port_; }
-  /// Serves this model, which outlives the server, from now on.
-  void begin(Session& session);
+  /// Serves by these, which outlive it, from now on.
+  void begin(Engines& engines);
   /// Refuses new requests, and finishes the others for so long at most.
   void drain(std::chrono::seconds most);
   /// Ends a drain() at once.
@@ -61,8 +60,7 @@ class Server {
   std::string spec_of(const std::string& model, const std::optional<std::string>& kv) const;
   nlohmann::ordered_json models() const;
   nlohmann::ordered_json health() const;
-  Service& service();
-  std::unique_ptr<Service> make_service(Service::Settings& settings);
+  Engines& engines();
   void log(const nlohmann::ordered_json& line) const;
 
   const ServeOptions& options_;
@@ -75,8 +73,7 @@ class Server {
   std::atomic<bool> draining_ = false;
 
   std::atomic<bool> ready_ = false;
-  Session* session_ = nullptr;
-  std::unique_ptr<Service> service_;
+  Engines* engines_ = nullptr;
   std::mutex plans_mutex_;
   std::map<std::string, std::shared_ptr<const CachePlan>> plans_;  // by canonical spec
   std::thread listening_;

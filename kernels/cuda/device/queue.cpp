@@ -371,6 +371,7 @@ void Queue::copy(void* to, bool to_gpu, const void* from, bool from_gpu, size_t 
   if (!to_gpu || !from_gpu) synchronize();
 }
 
+void Queue::enter_thread() const { select(state_->index); }
 void Queue::set_meanwhile(std::function<void()>* work) noexcept { state_->meanwhile = work; }
 
 void Queue::do_meanwhile() { state_->do_meanwhile(); }
