@@ -68,8 +68,9 @@ struct Metrics::State {
       histogram("kvlm_ttft_seconds", "From a request to its first token", seconds_from(0.001, 20));
   prometheus::Histogram& steps =
       histogram("kvlm_step_seconds", "A token of every running sequence", seconds_from(0.0005, 16));
-  prometheus::Histogram& stalls = histogram(
-      "kvlm_stall_seconds", "A prompt that running sequences waited for", seconds_from(0.001, 18));
+  prometheus::Histogram& stalls =
+      histogram("kvlm_stall_seconds", "Time that running sequences waited for a prompt",
+                seconds_from(0.001, 18));
   prometheus::Histogram& whole =
       histogram("kvlm_request_seconds", "From a request to its answer", seconds_from(0.001, 22));
 };
