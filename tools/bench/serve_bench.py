@@ -5,7 +5,7 @@
 
 Every request streams its answer to one image and a question of its own. Prints a line of JSON: requests and tokens per
 second, and percentiles (50, 90, 99) in milliseconds of the time to the first token and of the time that a token takes after
-it (by request, both on the server's clock), and of a whole request.
+it (by request, both on the server's clock), of the longest time between two texts of an answer, and of a whole request.
 """
 
 import argparse
@@ -41,27 +41,30 @@ def body_of(options, image, number):
 
 
 def ask(address, path, body):
-    """Seconds to the first token, for a token and to the end; tokens of the answer and of the prompt."""
+    """Seconds to the first token, for a token, longest between two texts, and to the end; tokens of the answer and of the prompt."""
     start = time.monotonic()
     connection = http.client.HTTPConnection(*address, timeout=600)
     connection.request("POST", path, body, {"Content-Type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:
         raise SystemExit(f"serve_bench.py: the server answers {response.status}: {response.read().decode()}")
-    first, token, tokens, prompt = 0, 0, 0, 0
+    first, token, gap, latest, tokens, prompt = 0, 0, 0, None, 0, 0
     for line in response:
         if not line.startswith(b"data: {"):
             continue
         event = json.loads(line[6:])
         if event.get("error"):
             raise SystemExit(f"serve_bench.py: the server answers {event['error']['message']}")
+        if any(choice["delta"].get("content") for choice in event["choices"]):
+            now = time.monotonic()
+            gap, latest = max(gap, now - (latest or now)), now
         if event.get("usage"):
             tokens, prompt = event["usage"]["completion_tokens"], event["usage"]["prompt_tokens"]
             of_server = event.get("kvlm", {})
             first = of_server.get("ttft_ms", 0) / 1000
             token = of_server.get("decode_ms", 0) / 1000 / max(1, tokens - 1)
     connection.close()
-    return first, token, time.monotonic() - start, tokens, prompt
+    return first, token, gap, time.monotonic() - start, tokens, prompt
 
 
 def main():
@@ -83,6 +86,9 @@ def main():
             return None
         try:
             return ask((url.hostname, url.port), url.path + "/chat/completions", body_of(options, image, number))
+        except OSError as error:
+            failed.set()
+            raise SystemExit(f"serve_bench.py: {options.url}: {error}; start vlm-serve, or name it with --url") from None
         except BaseException:
             failed.set()
             raise
@@ -92,12 +98,12 @@ def main():
         start = time.monotonic()
         answers = list(pool.map(run, range(options.clients, options.clients + options.requests)))
         seconds = time.monotonic() - start
-    first, token, whole, tokens, prompts = zip(*answers, strict=True)
+    first, token, gap, whole, tokens, prompts = zip(*answers, strict=True)
     print(json.dumps({
         "clients": options.clients, "requests": options.requests, "prompt_tokens": max(prompts),
         "requests_per_s": round(options.requests / seconds, 2),
         "tokens_per_s": round(sum(tokens) / seconds, 1),
-        "first_token_ms": percentiles(first), "token_ms": percentiles(token), "request_ms": percentiles(whole),
+        "first_token_ms": percentiles(first), "token_ms": percentiles(token), "gap_ms": percentiles(gap), "request_ms": percentiles(whole),
     }))  # fmt: skip
 
 
