@@ -9,7 +9,9 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
+#include <regex>
 
 #include "kernels/base/error.h"
 #include "kvcache/spec/spec.h"
@@ -50,6 +52,20 @@ const char* code_name(ErrorCode code) {
       return "cancelled";
   }
   return "";
+}
+
+/// A message of the programs with the keywords of kvlm.Model in place of their options.
+std::string with_keywords(std::string message) {
+  static const std::regex option(
+      "--(kv-memory|kv-profile|kv|device|dtype|weights|lora|tiles|frames|threads|image-aspect|"
+      "min-pixels|max-pixels)(?![-a-z])");
+  std::string made;
+  for (std::smatch found; std::regex_search(message, found, option); message = found.suffix()) {
+    std::string keyword = found[1];
+    std::ranges::replace(keyword, '-', '_');
+    made += found.prefix().str() + (keyword == "kv_memory" ? "cache_memory" : keyword);
+  }
+  return made + message;
 }
 
 /// Calls a function of Python's with what is being loaded; an exception of it cancels.
@@ -190,7 +206,7 @@ NB_MODULE(_core, m) {
     } catch (const RuleFailure& failure) {
       failure.set();
     } catch (const Error& failure) {
-      nb::object made = error(failure.what());
+      nb::object made = error(with_keywords(failure.what()));
       made.attr("code") = code_name(failure.code());
       PyErr_SetObject(error.ptr(), made.ptr());
     }

@@ -372,6 +372,13 @@ class Answers(unittest.TestCase):
             with self.assertRaises(kvlm.Error):
                 kvlm.Clip([scene(0)], fps)
 
+    def test_messages_name_keywords(self):
+        for options, said in (({"kv": "nothing"}, "kv has no policy"), ({"device": "gpu"}, 'device is "gpu"'), ({"dtype": "f8"}, "dtype")):
+            with self.subTest(options), self.assertRaises(kvlm.Error) as raised:
+                kvlm.Model("pocket", **{"device": "cpu"} | options)
+            self.assertIn(said, str(raised.exception))
+            self.assertNotIn("--", str(raised.exception))
+
     def test_it_takes_what_vlm_run_takes(self):
         """A system turn before placeholders, file names of any bytes, and numbers of numpy."""
         plain = self.model.generate(scene(1), "What is in the image?", system="Be brief.").tokens

@@ -106,6 +106,11 @@ class Chat(ServeCase):
         self.assertEqual(answer["kvlm"]["max_tokens"], 64)
         self.assertEqual(self.server.answer(question(image=scene(6), max_tokens=9, max_completion_tokens=5))["kvlm"]["max_tokens"], 5)
 
+    def test_messages_name_keys_of_the_request(self):
+        for kv in ("nothing", "kivi,bits=9", "int4 + kivi"):
+            self.assert_refused(self.server.ask(question(kv=kv)), 400, "invalid_kv", "kv ")
+            self.assertNotIn("--", self.server.ask(question(kv=kv))[2]["error"]["message"])
+
     def test_stop_texts_and_seeds(self):
         body = question(image=scene(7), max_tokens=48)
         whole = self.server.text(body)

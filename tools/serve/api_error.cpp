@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <new>
+#include <regex>
 
 #include "kernels/base/error.h"
 #include "runtime/service.h"
@@ -19,7 +20,9 @@ nlohmann::ordered_json ApiError::json() const {
                      : status_ == 429 ? "rate_limit_error"
                      : status_ >= 500 ? "server_error"
                                       : "invalid_request_error";
-  nlohmann::ordered_json error{{"message", what()}, {"type", type}};
+  static const std::regex option("--kv(?![-a-z])");  // of the programs; here it is a key
+  nlohmann::ordered_json error{{"message", std::regex_replace(what(), option, "kv")},
+                               {"type", type}};
   error["param"] = param_.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(param_);
   error["code"] = code_;
   return {{"error", std::move(error)}};
