@@ -5,6 +5,7 @@
 #   tools/setup.sh --video  and FFmpeg's libraries, so that video files are read
 #   tools/setup.sh --images and libheif and libtiff, so that HEIC and TIFF are read
 #   tools/setup.sh --test   and matplotlib and numpy, so that plots and intervals are tested too
+#   tools/setup.sh --browser and Chromium, in which vlm-serve's page is tested
 #   tools/setup.sh --python and what the Python module is built with
 #   tools/setup.sh --lint   and clang-format, clang-tidy, shellcheck
 #   tools/setup.sh --deb    and what cpack -G DEB calls
@@ -34,6 +35,7 @@ fi
 video_packages=(libavformat-dev libavcodec-dev libswscale-dev libavutil-dev)
 image_packages=(libheif-dev libtiff-dev)
 test_packages=(python3-matplotlib python3-numpy)
+browser_packages=(chromium)
 python_packages=(python3-venv python3-dev)
 lint_packages=(clang-format clang-tidy shellcheck)
 deb_packages=(dpkg-dev)
@@ -44,12 +46,13 @@ for argument in "$@"; do
     --video) packages+=("${video_packages[@]}") ;;
     --images) packages+=("${image_packages[@]}") ;;
     --test) packages+=("${test_packages[@]}") ;;
+    --browser) packages+=("${browser_packages[@]}") ;;
     --python) packages+=("${python_packages[@]}") ;;
     --lint) packages+=("${lint_packages[@]}") ;;
     --deb) packages+=("${deb_packages[@]}") ;;
     --docs) packages+=("${docs_packages[@]}") ;;
     *)
-      echo "setup.sh: unknown argument '$argument'; there are --video, --images, --test, --python, --lint, --deb and --docs" >&2
+      echo "setup.sh: unknown argument '$argument'; there are --video, --images, --test, --browser, --python, --lint, --deb and --docs" >&2
       exit 2
       ;;
   esac

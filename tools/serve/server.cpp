@@ -22,6 +22,7 @@
 #include "tools/kv/estimate_json.h"
 #include "tools/serve/api_error.h"
 #include "tools/serve/exchange.h"
+#include "tools/serve/page.h"
 
 // The life of the server and the way of a request: checked by its headers, read within limits, and
 // answered, a chat request by chat.cpp.
@@ -36,7 +37,8 @@ using namespace std::chrono_literals;
 constexpr const char* kJson = "application/json";
 /// (path, method)
 constexpr auto kPaths =
-    std::to_array<std::pair<std::string_view, std::string_view>>({{"/v1/chat/completions", "POST"},
+    std::to_array<std::pair<std::string_view, std::string_view>>({{"/", "GET"},
+                                                                  {"/v1/chat/completions", "POST"},
                                                                   {"/v1/models", "GET"},
                                                                   {"/v1/models/MODEL", "GET"},
                                                                   {"/v1/kv/explain", "POST"},
@@ -142,6 +144,14 @@ void Server::route() {
       exchange.logged = true;
     });
   });
+  http_.Get("/", [](const Request&, Response& response) {
+    response.set_header(
+        "Content-Security-Policy",
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+        "img-src data:; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'");
+    response.set_header("X-Content-Type-Options", "nosniff");
+    response.set_content(kPage, "text/html; charset=utf-8");
+  });
   const auto get = [this](const char* path, auto text_of, const char* type) {
     http_.Get(path, [this, text_of, type](const Request& request, Response& response) {
       guard(request, response, [&](Exchange& exchange) {
@@ -202,6 +212,16 @@ void Server::route() {
   });
 }
 
+/// The request comes from the page at /. A name that is not the machine's own may have been made to
+/// lead here by another page (DNS rebinding), so without keys it has to be an address.
+bool Server::is_own_page(const httplib::Request& request) const {
+  const std::string host = request.get_header_value("Host");
+  const bool number = host.find_first_not_of("0123456789.:[]abcdefABCDEF") == std::string::npos &&
+                      host.find_first_of("0123456789") != std::string::npos;
+  return request.get_header_value("Origin") == "http://" + host &&
+         (is_loopback_name(host) || number || !options_.keys.empty());
+}
+
 /// What is refused whatever the body holds.
 void Server::check_head(const httplib::Request& request) const {
   const bool loopback =
@@ -210,10 +230,13 @@ void Server::check_head(const httplib::Request& request) const {
     throw ApiError(403, "wrong_host",
                    "the Host header names another machine; ask http://127.0.0.1 or localhost");
   }
-  if (request.has_header("Origin")) {
-    throw ApiError(403, "wrong_origin", "web pages are not served directly; put a proxy in front");
+  if (request.has_header("Origin") && !is_own_page(request)) {
+    throw ApiError(403, "wrong_origin",
+                   "pages of other servers are not answered; open http://127.0.0.1 or put a proxy "
+                   "in front");
   }
-  if (request.path != "/health" && request.path != "/metrics") client_of(request);
+  constexpr std::array<std::string_view, 3> kOpen = {"/", "/health", "/metrics"};
+  if (std::ranges::find(kOpen, request.path) == kOpen.end()) client_of(request);
   const size_t lengths = request.get_header_value_count("Content-Length");
   const bool chunked = request.has_header("Transfer-Encoding");
   if (lengths > 1 || (lengths == 1 && chunked)) {

@@ -44,6 +44,7 @@ class Server {
   struct Exchange;
 
   void route();
+  bool is_own_page(const httplib::Request& request) const;
   void check_head(const httplib::Request& request) const;
   std::string client_of(const httplib::Request& request) const;
   void guard(const httplib::Request& request, httplib::Response& response,
