@@ -44,15 +44,23 @@ _POLL_MS = 5  # how long a batch waits for one answer before it looks at the oth
 
 @dataclass(frozen=True)
 class CacheReport:
-    """What the cache of an answer held at its end."""
+    """What the cache of an answer held at its end.
 
-    spec: str  #: the policy, with nothing left to a default
+    spec          the policy, with nothing left to a default
+    f16_bytes     of plain 16-bit rows of the same tokens
+    stored_bits   per element of all tokens, scales and masks included
+    nominal_bits  what the policy claims: codes alone
+    slots         rows kept, mean over layers
+    claimed_bits  per element, by a simulated quantizer; else None
+    """
+
+    spec: str
     bytes: int
-    f16_bytes: int  #: of plain 16-bit rows of the same tokens
-    stored_bits: float  #: per element of all tokens, scales and masks included
-    nominal_bits: float  #: what the policy claims: codes alone
-    slots: float  #: rows kept, mean over layers
-    claimed_bits: float | None = None  #: per element, by a simulated quantizer; else None
+    f16_bytes: int
+    stored_bits: float
+    nominal_bits: float
+    slots: float
+    claimed_bits: float | None = None
 
     @property
     def simulated(self) -> bool:
@@ -66,62 +74,90 @@ class CacheReport:
 
 @dataclass(frozen=True)
 class Timings:
-    """Milliseconds."""
+    """Milliseconds.
+
+    ttft_ms    from the request's turn to its first token
+    decode_ms  from the first token to the last
+    """
 
     vision_ms: float
     prefill_ms: float
-    ttft_ms: float  #: from the request's turn to its first token
-    decode_ms: float  #: from the first token to the last
+    ttft_ms: float
+    decode_ms: float
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Natural logarithms of probabilities by the model's own logits, before penalty and temperature."""
+    """Natural logarithms of probabilities by the model's own logits, before penalty and temperature.
+
+    top  the likeliest tokens, as many as were asked for
+    """
 
     token: int
     logprob: float
-    top: list[tuple[int, float]]  #: the likeliest tokens, as many as were asked for
+    top: list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
 class Result:
-    """An answer."""
+    """An answer.
+
+    tokens         generated ids, the final one that ends the answer included
+    finish_reason  "stop" or "length"
+    prompt_tokens  visual tokens included
+    json           the object that `vlm-run --json` prints
+    """
 
     text: str
-    tokens: list[int]  #: generated ids, the final one that ends the answer included
-    finish_reason: str  #: "stop" or "length"
-    prompt_tokens: int  #: visual tokens included
+    tokens: list[int]
+    finish_reason: str
+    prompt_tokens: int
     visual_tokens: int
     timings: Timings
     cache: CacheReport
     logprobs: list[TokenLogprob] | None = None
-    json: dict[str, Any] = field(default_factory=dict, repr=False)  #: the object that `vlm-run --json` prints
+    json: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What a stream brings at a time."""
+    """What a stream brings at a time.
+
+    tokens  of a stream with logprobs; else empty
+    result  with the last piece
+    """
 
     text: str
-    tokens: list[int]  #: of a stream with logprobs; else empty
+    tokens: list[int]
     logprobs: list[TokenLogprob]
-    result: Result | None  #: with the last piece
+    result: Result | None
 
 
 @dataclass(frozen=True)
 class PolicyOption:
+    """An option of a policy.
+
+    official  under profile=official: as the published code has it
+    paper     under profile=paper
+    """
+
     key: str
     legal: str
     default: str
-    official: str  #: under profile=official: as the published code has it
-    paper: str  #: under profile=paper
+    official: str
+    paper: str
     help: str
 
 
 @dataclass(frozen=True)
 class Policy:
+    """A cache policy, as `vlm-kv list` shows it.
+
+    kind  "quantizer", "retention", "sharing" or "simulated quantizer"
+    """
+
     name: str
-    kind: str  #: "quantizer", "retention", "sharing" or "simulated quantizer"
+    kind: str
     source: str
     stores: str
     composes: str
