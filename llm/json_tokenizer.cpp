@@ -307,6 +307,20 @@ class SplitPreTokenizer final : public PreTokenizer {
   Regex regex_;
 };
 
+/// Cuts numbers off, whole or digit by digit.
+class DigitsPreTokenizer final : public PreTokenizer {
+ public:
+  DigitsPreTokenizer(const JsonPart& component)
+      : regex_(component.at("individual_digits").flag(false) ? R"(\p{N})" : R"(\p{N}+)",
+               component.file()) {}
+  void apply(Piece piece, std::vector<Piece>& out) const override {
+    split_isolated(regex_, piece, out);
+  }
+
+ private:
+  Regex regex_;
+};
+
 class ByteLevelPreTokenizer final : public PreTokenizer {
  public:
   ByteLevelPreTokenizer(const JsonPart& component)
@@ -391,6 +405,9 @@ void read_pre_tokenizer(const JsonPart& component, Growth& growth,
   } else if (type == "Split") {
     growth.step(1);
     steps.push_back(std::make_unique<SplitPreTokenizer>(component));
+  } else if (type == "Digits") {
+    growth.step(1);
+    steps.push_back(std::make_unique<DigitsPreTokenizer>(component));
   } else if (type == "ByteLevel") {
     growth.step(4);  // a space before a piece of one byte, and two bytes for each
     steps.push_back(std::make_unique<ByteLevelPreTokenizer>(component));

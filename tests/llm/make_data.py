@@ -380,6 +380,20 @@ def byte_level(regex, nfc, ignore_merges, specials, bos=None):
     return tokenizer
 
 
+def with_digits(individual):
+    """SmolLM2 and StarCoder2: numbers are cut off before GPT-2's expression."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Digits(individual_digits=individual),
+        pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(
+        vocab_size=500, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    return tokenizer
+
+
 def odd_corners(proto):
     """What no released file has all at once: every flag of an added token, Metaspace that splits,
     the default byte-level expression, no decoder."""
@@ -431,6 +445,8 @@ def main():
         "<|image_pad|>"]), None, fast)
     save("llama3", byte_level(LLAMA3, False, True, ["<|begin_of_text|>", "<|eot_id|>", "<image>"],
                               bos="<|begin_of_text|>"), None, fast)
+    save("digits", with_digits(True), None, fast)
+    save("numbers", with_digits(False))
     odd_corners(proto)
     print(sum(f.stat().st_size for f in OUT.iterdir()), "bytes")
 

@@ -212,8 +212,8 @@ TEST_P(TokenizerGolden, IsSharedBetweenThreads) {
 
 INSTANTIATE_TEST_SUITE_P(All, TokenizerGolden,
                          testing::Values("llama_legacy", "llama_metaspace", "sentencepiece_legacy",
-                                         "sentencepiece", "internlm2", "qwen2", "llama3", "odd",
-                                         "no_decoder"),
+                                         "sentencepiece", "internlm2", "qwen2", "llama3", "digits",
+                                         "numbers", "odd", "no_decoder"),
                          [](const auto& test) { return std::string(test.param); });
 
 /// A kind of tokenizer on texts in many scripts, with odd white space, marks in every normal form,
@@ -242,7 +242,7 @@ TEST_P(TokenizerStrings, EncodesTwoThousandAsTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(All, TokenizerStrings,
                          testing::Values("llama_legacy", "llama_metaspace", "sentencepiece_legacy",
-                                         "sentencepiece", "internlm2", "qwen2", "llama3"),
+                                         "sentencepiece", "internlm2", "qwen2", "llama3", "digits"),
                          [](const auto& test) { return std::string(test.param); });
 
 /// A small sound file, for tests that change one thing about it.
