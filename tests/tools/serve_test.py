@@ -196,7 +196,7 @@ class Devices(ServeCase):
         self.assertEqual({health["device"] for health in seen}, {"cpu, cpu"})
         self.assertEqual(max(health["running"] for health in seen), 2)
         self.assertEqual(self.server.metric("kvlm_cache_capacity_bytes"), 200e6)
-        self.assertEqual(self.server.metric("kvlm_cache_reserved_bytes"), 0)
+        self.server.wait_until(lambda: self.server.metric("kvlm_cache_reserved_bytes") == 0)
 
 
 class Page(ServeCase):
