@@ -4,8 +4,8 @@
 
 namespace kvlm::retention {
 
-/// Base of rules whose scores come from the last tokens of a prompt: SnapKV, and PyramidKV with its
-/// own budgets.
+/// Base of rules whose scores come from the last tokens of a prompt: SnapKV, PyramidKV with its own
+/// budgets, and MixKV, which adds scores of the tokens themselves.
 ///
 /// Score of a slot before the window: the attention of the `window` last tokens, averaged over a
 /// kv_head's query heads and over `kernel` neighbours (pooling and averaging heads commute; the
@@ -37,6 +37,10 @@ class WindowRule : public PlacedRule {
   };
   /// Budget of layers that share a selection, of n tokens.
   virtual LayerBudget budget(std::span<const int> layers, int of_layers, int n) const = 0;
+  /// Changes the pooled scores of the tokens before the window, of one kv_head or, with -1, the
+  /// mean over all.
+  virtual void mix(const PromptView& /*prompt*/, const Unit& /*unit*/, int /*kv_head*/,
+                   std::span<double> /*before*/) const {}
   const Settings& settings() const noexcept { return settings_; }
 
  private:

@@ -251,6 +251,8 @@ inline constexpr const char* kSpecs[] = {
     "h2o,keep=0.95,head_shared=on",
     "snapkv,keep=0.5,window=8",
     "pyramidkv,keep=0.5,window=8",
+    "mixkv,keep=0.5,window=8",
+    "mixkv,keep=0.4,window=8,mode=mean,head_shared=on + kivi,group=8,residual=16 + share=codes",
     "elastic,keep=0.4",
     "elastic,keep=0.4,profile=official",
     "elastic,keep=0.3,anchors=inner,sinks=9,last=7 + kivi,group=8,residual=16",

@@ -80,6 +80,50 @@ inline std::vector<double> score_by_difference(const StoredLayer& layer, size_t 
   return scores;
 }
 
+/// 0 to 1 from the least to the greatest, by their mean.
+inline std::vector<double> spread_out(std::vector<double> x) {
+  if (x.empty()) return x;
+  const double least = *std::min_element(x.begin(), x.end());
+  const double most = *std::max_element(x.begin(), x.end());
+  double mean = 0;
+  for (double& each : x) {
+    each = (each - least) / (most - least + 1e-8);
+    mean += each / static_cast<double>(x.size());
+  }
+  for (double& each : x) each = mean > 0 ? each / mean : 0;
+  return x;
+}
+
+/// MixKV: what is added to a row's attention by a mean attention of 1; last 1 - r, r being the mean
+/// cosine of two keys, each with each.
+inline std::vector<double> score_by_mixture(const StoredLayer& layer, size_t kv_head,
+                                            const OptionValues& options) {
+  const Rows& keys = layer.keys[kv_head];
+  const size_t n = keys.size();
+  const size_t before = n - std::min(n, static_cast<size_t>(options.integer("window")));
+  double cosines = 0;
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      cosines += std::inner_product(keys[i].begin(), keys[i].end(), keys[j].begin(), 0.0) /
+                 (length_of(keys[i]) * length_of(keys[j]));
+    }
+  }
+  const double pairs = static_cast<double>(n) * static_cast<double>(n - 1) / 2;
+  double r = n > 1 ? std::clamp(cosines / pairs, 0.0, 1 - 1e-6) : 0;
+  if (options.text("mode") == "mean") r = 0.5;
+  std::vector<double> norms;
+  for (const auto& value : layer.values[kv_head]) norms.push_back(length_of(value));
+  norms.resize(before);
+  std::vector<double> others = score_by_difference(layer, kv_head, options);
+  others.resize(before);
+  const std::vector<double> importance = spread_out(norms);
+  const std::vector<double> diversity = spread_out(others);
+  std::vector<double> scores(n);
+  for (size_t j = 0; j < before; ++j) scores[j] = importance[j] + r / (1 - r) * diversity[j];
+  scores[n - 1] = 1 - r;
+  return scores;
+}
+
 /// Channels f and f + half turned by the mean rotation to some positions.
 inline std::vector<double> turned_to(const std::vector<double>& x,
                                      const std::vector<float>& frequencies, double first,
@@ -265,8 +309,9 @@ class Rule {
         throw std::logic_error("the reference has no " + name_ + "," + key + "=" + text(key, ""));
       }
     }
-    const auto known = {"uniform",   "elastic", "prefixkv", "streaming", "h2o",         "snapkv",
-                        "pyramidkv", "vlcache", "tova",     "random",    "pyramidinfer"};
+    mixes_ = name_ == "mixkv";
+    const auto known = {"mixkv",  "uniform",   "elastic", "prefixkv", "streaming", "h2o",
+                        "snapkv", "pyramidkv", "vlcache", "tova",     "random",    "pyramidinfer"};
     if (const auto found = row_scorers().find(name_); found != row_scorers().end()) {
       scorer_ = found->second;
     } else if (std::find(known.begin(), known.end(), name_) == known.end()) {
@@ -275,7 +320,7 @@ class Rule {
   }
 
   bool per_head() const {
-    return !head_shared_ && (scorer_ != nullptr || name_ == "h2o" || name_ == "snapkv" ||
+    return !head_shared_ && (scores_rows() || name_ == "h2o" || name_ == "snapkv" ||
                              name_ == "pyramidkv" || name_ == "random" || name_ == "vlcache");
   }
   bool same_in_all_layers() const { return name_ == "streaming"; }
@@ -311,10 +356,11 @@ class Rule {
   }
 
   /// Whether rows are scored by what they hold.
-  bool scores_rows() const { return scorer_ != nullptr; }
+  bool scores_rows() const { return scorer_ != nullptr || mixes_; }
   std::vector<std::vector<double>> row_scores(const StoredLayer& layer) const {
     std::vector<std::vector<double>> scores;
-    for (size_t h = 0; h < layer.keys.size(); ++h) scores.push_back(scorer_(layer, h, options_));
+    const RowScorer scorer = mixes_ ? score_by_mixture : scorer_;
+    for (size_t h = 0; h < layer.keys.size(); ++h) scores.push_back(scorer(layer, h, options_));
     return scores;
   }
 
@@ -347,7 +393,7 @@ class Rule {
       }
       for (const auto& of_head : scores[u]) {
         selection.slots.push_back(chosen(of_head, kept[u]));
-        selection.scores.push_back(window_ > 0 ? pooled(of_head) : of_head);
+        selection.scores.push_back(window_ > 0 && !mixes_ ? pooled(of_head) : of_head);
       }
       const bool by_layer = name_ == "prefixkv" || name_ == "vlcache" || name_ == "pyramidkv" ||
                             name_ == "pyramidinfer";
@@ -468,6 +514,7 @@ class Rule {
     }
     for (size_t h = 0; h < heads; ++h) {
       scores[h] = attention_scores(layers, unit, per_head() ? static_cast<int>(h) : -1);
+      if (mixes_) scores[h] = mixed(layers, unit, pooled(scores[h]), h);
     }
     return scores;
   }
@@ -512,6 +559,25 @@ class Rule {
     return mean;
   }
 
+  /// MixKV's scores from pooled attention: of a kv_head, or of all.
+  std::vector<double> mixed(const std::vector<LayerScores>& layers, const std::vector<size_t>& unit,
+                            const std::vector<double>& pool, size_t kv_head) const {
+    const size_t n = pool.size();
+    const size_t before = n - std::min(n, static_cast<size_t>(window_));
+    double mean = 0;
+    for (size_t j = 0; j < before; ++j) mean += pool[j] / static_cast<double>(before);
+    std::vector<double> made(n);
+    for (const size_t layer : unit) {
+      for (size_t h = 0; h < layers[layer].row_scores.size(); ++h) {
+        if (per_head() && h != kv_head) continue;
+        const std::vector<double>& own = layers[layer].row_scores[h];
+        for (size_t j = 0; j < before; ++j) made[j] += own[n - 1] * (pool[j] + mean * own[j]);
+      }
+    }
+    std::fill(made.begin() + static_cast<std::ptrdiff_t>(before), made.end(), 1e6);
+    return made;
+  }
+
   std::vector<int> budgets(const std::vector<LayerScores>& layers,
                            const std::vector<std::vector<size_t>>& units, int n) const {
     const double wanted = keep_ * n;
@@ -553,7 +619,7 @@ class Rule {
       if (name_ == "streaming") rows = streaming_rows(n);
       if (name_ == "h2o") rows = std::max(floored, 1);
       if (name_ == "tova" || scorer_ != nullptr) rows = std::max(floored, sinks_ + 1);
-      if (name_ == "snapkv") rows = std::max(floored, window_);
+      if (name_ == "snapkv" || mixes_) rows = std::max(floored, window_);
       if (name_ == "pyramidkv") {
         double sum = 0;
         for (const size_t layer : units[u]) sum += on_the_line(layer, layers.size(), n);
@@ -688,6 +754,7 @@ class Rule {
                        std::min(std::max(tail(kept), recent), std::max(1, kept - sinks_)));
     }
     if (window_ == 0) return best_rows(scores, kept, sinks_, tail(kept));
+    if (mixes_) return best_rows(scores, kept, 0, window_);
     return best_rows(pooled(scores), kept, 0, window_);
   }
 
@@ -714,6 +781,7 @@ class Rule {
   std::string evict_;
   uint64_t seed_ = 0;
   bool means_ = false;
+  bool mixes_ = false;
   bool head_shared_ = false, proportional_ = false, rerotates_ = false;
   double beta_ = 0, recent_ = 0;
   Merge merge_ = Merge::kNone;
