@@ -111,7 +111,8 @@ void attend_and_sum(const QueuedSums& result, TensorView out, ConstTensorView q,
                check_operands(q, k, past, result.small_entries, rows, scale, multiply, stream));
   check::values_and_outputs("attend_and_sum", v, out, q, k, stream);
   check_values(past);
-  const bool alike = rows.first == 0 && rows.newest_weight == 1 && result.small_entries.empty();
+  const bool alike = rows.first == 0 && rows.newest_weight == 1 && rows.received == nullptr &&
+                     result.small_entries.empty();
   if (!alike || multiply == DType::kF32 || stream.device().kind != DeviceKind::kCuda) {
     // In this order: attention may write where the queries are.
     column_sums(result, q, k, past, rows, scale, multiply, stream);

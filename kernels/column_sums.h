@@ -9,21 +9,28 @@
 
 namespace kvlm {
 
-/// The rows of attention that are summed: [first, n), of which the newest may count more than the
-/// others (PyramidInfer).
+/// The rows of attention that are summed: [first, n), and what each weighs.
 struct SummedRows {
   // NOLINTNEXTLINE(google-explicit-constructor): mostly a number alone
-  constexpr SummedRows(int64_t first_row, float weight_of_newest = 1)
+  constexpr SummedRows(int64_t first_row = 0, float weight_of_newest = 1)
       : first(first_row), newest_weight(weight_of_newest) {}
 
   int64_t first;
-  float newest_weight;  ///< of row n - 1; row `first` weighs 1, those between on a straight line
+  /// Of row n - 1; row `first` weighs 1, those between on a straight line (PyramidInfer).
+  float newest_weight;
+  /// Null, or (n,) in memory of the stream's device, in place of newest_weight: row i weighs
+  /// received[i] / (n - i), the mean attention that it gets of the rows that see it (TGV-KV).
+  const double* received = nullptr;
 };
 
-/// What row `index` of `rows` summed ones weighs; one row alone weighs 1.
-VLM_HD constexpr float summed_weight(float newest_weight, int64_t index, int64_t rows) {
-  if (rows < 2) return 1;
-  return 1 + (newest_weight - 1) * static_cast<float>(index) / static_cast<float>(rows - 1);
+/// What row `index` of `count` summed ones weighs; one row alone weighs 1, unless by `received`.
+VLM_HD constexpr float summed_weight(const SummedRows& rows, int64_t index, int64_t count) {
+  if (rows.received != nullptr) {
+    return static_cast<float>(rows.received[rows.first + index] /
+                              static_cast<double>(count - index));
+  }
+  if (count < 2) return 1;
+  return 1 + (rows.newest_weight - 1) * static_cast<float>(index) / static_cast<float>(count - 1);
 }
 
 /// Where goes what attention looks at, summed over query rows without ever forming the matrix.

@@ -35,6 +35,9 @@ struct ImportanceNeeds {
   /// kLast: weight of the newest query in the sums; the first has 1 (summed_weight()).
   float newest_weight = 1;
   bool sparsity = false;  ///< VL-Cache: share of small entries
+  /// A joint rule: PromptView.weighted, attention summed over the same queries, each weighted by
+  /// the mean attention that it gets of those that see it (TGV-KV).
+  bool weighted_sums = false;
   DecodeWeights decode_weights = DecodeWeights::kNone;
   bool row_scores = false;  ///< score() of every layer
   /// score() needs queries, so a first prompt must come in one pass.
@@ -70,6 +73,8 @@ struct PromptView {
   std::span<const int16_t> modality;  ///< (n,)
   /// (layers, importance_heads(), n) as QueuedSums.sums; may be empty.
   std::span<const double> importance;
+  /// As importance, if needs().weighted_sums; else empty.
+  std::span<const double> weighted = {};
   /// Importance is the mean over kv_heads, (layers, 1, n)
   bool head_means = false;
   std::span<const double> sparsity;      ///< (layers,) share of small entries; may be empty

@@ -184,7 +184,7 @@ PairTile load_tile(const SumJob& job, size_t head, size_t number, float* queries
     const float* from = job.q.as<float>() + (query * job.q_heads() + q_head) * dim;
     for (size_t c = 0; c < dim; ++c) queries[r * dim + c] = from[c] * job.scale;
     tile.seen[r] = job.past_rows() + query + 1;
-    tile.weight[r] = summed_weight(job.summed.newest_weight, static_cast<int64_t>(query - first),
+    tile.weight[r] = summed_weight(job.summed, static_cast<int64_t>(query - first),
                                    static_cast<int64_t>(job.n() - first));
   }
   return tile;

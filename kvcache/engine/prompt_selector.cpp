@@ -124,8 +124,13 @@ void PromptSelector::attend(Sequence& sequence, int layer, const QkvRows& x,
   }
   std::vector<double> small(needs.sparsity ? static_cast<size_t>(traits_.shape().q_heads) : 0);
   const SummedRows summed(std::max(0, first - prompt.staged), needs.newest_weight);
-  attend_and_sum({sums_of(sequence, layer), sequence.size.prompt_rows, prompt.staged, small}, out,
-                 x.q, x.k, x.v, past, summed, scale, traits_.shape().multiply, stream);
+  if (needs.weighted_sums) {
+    add_weighted(sequence, layer, x, past, summed, scale, stream);
+    attention(out, x.q, x.k, x.v, past, /*causal=*/true, scale, traits_.shape().multiply, stream);
+  } else {
+    attend_and_sum({sums_of(sequence, layer), sequence.size.prompt_rows, prompt.staged, small}, out,
+                   x.q, x.k, x.v, past, summed, scale, traits_.shape().multiply, stream);
+  }
   if (needs.sparsity) {
     double entries = 0;
     for (int row = first; row < seen; ++row) entries += row + 1;
@@ -155,12 +160,12 @@ double* PromptSelector::sums_of(Sequence& sequence, int layer) {
   PromptState& prompt = sequence.prompt;
   const auto rows = static_cast<size_t>(sequence.size.prompt_rows);
   const size_t of_layer = traits_.kv_heads() * rows;
-  size_t all = staged_layers() * of_layer;
+  size_t all = lists() * staged_layers() * of_layer;
   if (!traits_.on_gpu()) {
     prompt.importance.resize(all);
     return prompt.importance.data() + index_of(layer) * of_layer;
   }
-  if (selects_by_means()) all += staged_layers() * rows;
+  if (selects_by_means()) all += lists() * staged_layers() * rows;
   if (prompt.sums.bytes() == 0) {
     prompt.sums = std::move(spare_sums_);
     prompt.read = std::move(spare_read_);
@@ -170,6 +175,34 @@ double* PromptSelector::sums_of(Sequence& sequence, int layer) {
     }
   }
   return reinterpret_cast<double*>(prompt.sums.data()) + index_of(layer) * of_layer;
+}
+
+/// Lists of sums: importance, and what add_weighted() sums.
+size_t PromptSelector::lists() const noexcept {
+  return traits_.retention()->needs().weighted_sums ? 2 : 1;
+}
+
+/// Both lists of sums of a layer: in the second, each query weighs the mean attention that it gets
+/// of the queries that see it, over all heads. Call it before attention, which may overwrite the
+/// queries.
+void PromptSelector::add_weighted(Sequence& sequence, int layer, const QkvRows& x,
+                                  std::span<const KeyValueRows> past, SummedRows summed,
+                                  float scale, Stream& stream) {
+  const auto rows = static_cast<int64_t>(sequence.size.prompt_rows);
+  const size_t of_layer = traits_.kv_heads() * static_cast<size_t>(rows);
+  double* plain = sums_of(sequence, layer);
+  double* weighted = plain + staged_layers() * of_layer;
+  if (received_.bytes() < static_cast<size_t>(rows) * sizeof(double)) {
+    received_ = Buffer(traits_.device(), static_cast<size_t>(rows) * sizeof(double));
+  }
+  auto* received = reinterpret_cast<double*>(received_.data());
+  const auto add = [&](double* sums) {
+    column_sums({sums, rows}, x.q, x.k, past, summed, scale, traits_.shape().multiply, stream);
+  };
+  add(plain);
+  mean_over_heads(plain, 1, traits_.shape().kv_heads, rows, received, stream);
+  summed.received = received + sequence.prompt.staged;
+  add(weighted);
 }
 
 /// The rule uses only the mean importance over KV heads.
@@ -182,17 +215,17 @@ void PromptSelector::read_back(Sequence& sequence, int begin, int end, Stream& s
   PromptState& prompt = sequence.prompt;
   const auto rows = static_cast<size_t>(sequence.size.prompt_rows);
   const size_t of_heads = traits_.kv_heads() * rows;
-  const auto layers = static_cast<size_t>(end - begin);
+  const size_t layers = lists() * static_cast<size_t>(end - begin);  // several only if joint
   const bool on_gpu = traits_.on_gpu();
   double* sums = on_gpu ? reinterpret_cast<double*>(prompt.sums.data()) : prompt.importance.data();
   const double* from = sums + index_of(begin) * of_heads;
   size_t count = layers * of_heads;
   if (selects_by_means()) {
-    if (!on_gpu) prompt.means.resize(staged_layers() * rows);
-    double* means = on_gpu ? sums + staged_layers() * of_heads : prompt.means.data();
+    if (!on_gpu) prompt.means.resize(lists() * staged_layers() * rows);
+    double* means = on_gpu ? sums + lists() * staged_layers() * of_heads : prompt.means.data();
     means += index_of(begin) * rows;
-    mean_over_heads(from, end - begin, traits_.shape().kv_heads, static_cast<int64_t>(rows), means,
-                    stream);
+    mean_over_heads(from, static_cast<int64_t>(layers), traits_.shape().kv_heads,
+                    static_cast<int64_t>(rows), means, stream);
     from = means;
     count = layers * rows;
   }
@@ -207,10 +240,10 @@ void PromptSelector::await(Sequence& sequence, int begin, int end, Stream& strea
   const size_t of_layer =
       (by_means ? 1 : traits_.kv_heads()) * static_cast<size_t>(sequence.size.prompt_rows);
   std::vector<double>& to = by_means ? prompt.means : prompt.importance;
-  to.resize(staged_layers() * of_layer);
+  to.resize(lists() * staged_layers() * of_layer);
   if (end == traits_.shape().layers) stream.queue().do_meanwhile();
   std::memcpy(to.data() + index_of(begin) * of_layer, prompt.read[prompt.had++ % 2].wait(),
-              static_cast<size_t>(end - begin) * of_layer * sizeof(double));
+              lists() * static_cast<size_t>(end - begin) * of_layer * sizeof(double));
 }
 
 void PromptSelector::score(Sequence& sequence, const StepRows& rows, int layer,
@@ -276,6 +309,11 @@ PromptView PromptSelector::view_of(const Sequence& sequence, int layer) const {
   view.modality = sequence.modality;
   view.head_means = !sequence.prompt.means.empty();
   view.importance = of(view.head_means ? sequence.prompt.means : sequence.prompt.importance);
+  if (traits_.retention()->needs().weighted_sums) {
+    const size_t half = view.importance.size() / 2;
+    view.weighted = view.importance.subspan(half);
+    view.importance = view.importance.first(half);
+  }
   view.sparsity = of(sequence.prompt.sparsity);
   view.row_scores = of(sequence.prompt.row_scores);
   view.summed_rows = sequence.prompt.summed_rows;

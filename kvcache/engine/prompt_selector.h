@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/base/buffer.h"
+#include "kernels/column_sums.h"
 #include "kvcache/engine/qkv_rows.h"
 #include "kvcache/engine/sequence.h"
 #include "kvcache/engine/traits.h"
@@ -53,7 +55,11 @@ class PromptSelector {
 
  private:
   int first_measured_row(const Sequence& sequence, int seen) const noexcept;
+  size_t lists() const noexcept;
   double* sums_of(Sequence& sequence, int layer);
+  void add_weighted(Sequence& sequence, int layer, const QkvRows& x,
+                    std::span<const KeyValueRows> past, SummedRows summed, float scale,
+                    Stream& stream);
   bool selects_by_means() const noexcept;
   void await(Sequence& sequence, int begin, int end, Stream& stream);
   PromptView view_of(const Sequence& sequence, int layer) const;
@@ -63,6 +69,7 @@ class PromptSelector {
   }
 
   const CacheTraits& traits_;
+  Buffer received_;  // what each query gets, (prompt rows,)
   // Memory of the previous prompt, for reuse:
   Buffer spare_sums_;
   std::array<Readback, 2> spare_read_;

@@ -107,7 +107,8 @@ struct LayerState {
 struct PromptState {
   ArenaExtent staging;             ///< unpacked K and V of Layouts::staged_layers()
   int staged = 0;                  ///< tokens complete in every layer
-  std::vector<double> importance;  ///< (staged_layers, kv_heads, prompt rows)
+  /// (staged_layers, kv_heads, prompt rows); followed by as many of needs().weighted_sums
+  std::vector<double> importance;
   /// (staged_layers, prompt rows) over KV heads, if the rule needs only those
   std::vector<double> means;
   Buffer sums;                     ///< `importance` on a GPU, followed by space for the means

@@ -26,6 +26,7 @@ extern const RetentionEntry expected_attention;
 extern const RetentionEntry h2o;
 extern const RetentionEntry keydiff;
 extern const RetentionEntry mixkv;
+extern const RetentionEntry tgv;
 extern const RetentionEntry knorm;
 extern const RetentionEntry prefixkv;
 extern const RetentionEntry pyramidinfer;

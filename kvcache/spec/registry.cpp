@@ -65,21 +65,14 @@ constexpr std::array kQuantizers = {
 };
 
 constexpr std::array kRetentions = {
-    &retention::uniform,
-    &retention::prefixkv,
-    &retention::streaming,
-    &retention::h2o,
-    &retention::snapkv,
-    &retention::pyramidkv,
-    &retention::elastic,
-    &retention::vlcache,
-    &retention::tova,
-    &retention::knorm,
-    &retention::keydiff,
-    &retention::mixkv,
-    &retention::expected_attention,
-    &retention::random,
-    &retention::pyramidinfer,
+    &retention::uniform,   &retention::prefixkv,
+    &retention::streaming, &retention::h2o,
+    &retention::snapkv,    &retention::pyramidkv,
+    &retention::elastic,   &retention::vlcache,
+    &retention::tova,      &retention::knorm,
+    &retention::keydiff,   &retention::mixkv,
+    &retention::tgv,       &retention::expected_attention,
+    &retention::random,    &retention::pyramidinfer,
 };
 
 constexpr OptionInfo kShareOptions[] = {

@@ -412,6 +412,37 @@ TEST_F(ColumnSumsOnGpu, HaveTheSameMeansOverHeads) {
   }
 }
 
+TEST_F(ColumnSumsOnGpu, CountRowsByWhatTheyReceive) {
+  constexpr int64_t kFirst = 37;
+  for (const int64_t n : {130, 300}) {
+    const Prompt p{.n = n, .kv_heads = 3, .q_per_kv = 2};
+    const Operands host = operands(p);
+    const Operands gpu = placed(host);
+    std::vector<double> received(static_cast<size_t>(n));
+    for (size_t i = 0; i < received.size(); ++i) received[i] = 1 + static_cast<double>(i * 37 % 11);
+    std::vector<double> expected(static_cast<size_t>(3 * n));
+    SummedRows rows(kFirst);
+    rows.received = received.data();
+    column_sums({expected.data(), n}, host.q, host.k, {}, rows, p.scale(), DType::kF32, cpu_);
+    const Shape of_rows{n * 8};
+    const Shape of_sums{3 * n * 8};
+    Tensor received_there(DType::kU8, of_rows, kGpu);
+    Tensor sums_there(DType::kU8, of_sums, kGpu);
+    copy(received_there, ConstTensorView(received.data(), DType::kU8, of_rows), *gpu_);
+    rows.received = reinterpret_cast<const double*>(received_there.view().data());
+    for (const DType multiply : {DType::kF32, DType::kF16, DType::kBF16}) {
+      column_sums({reinterpret_cast<double*>(sums_there.view().data()), n}, gpu.q, gpu.k, {}, rows,
+                  p.scale(), multiply, *gpu_);
+      std::vector<double> found(expected.size());
+      copy(TensorView(found.data(), DType::kU8, of_sums), sums_there, *gpu_);
+      const double share = multiply == DType::kF32 ? 1e-5 : multiply == DType::kF16 ? 0.01 : 0.08;
+      for (size_t j = 0; j < found.size(); ++j) {
+        EXPECT_NEAR(found[j], expected[j], share * (expected[j] + 0.01)) << j;
+      }
+    }
+  }
+}
+
 /// Columns that hold something gain, the others are overwritten.
 TEST_F(ColumnSumsOnGpu, MayStayThere) {
   const Prompt p{.n = 90, .kv_heads = 3, .q_per_kv = 2};

@@ -308,6 +308,25 @@ TEST(ColumnSums, CountNewerRowsMore) {
   EXPECT_THAT(sums(2), ElementsAre(near(0.2), near(0.3), near(0.5)));
 }
 
+/// A row weighs received / rows that see it: here rows 1 and 2 receive .8 of 2 and .6 of 1.
+TEST(ColumnSums, CountRowsByWhatTheyReceive) {
+  ThreadPool pool(1);
+  Stream stream(pool);
+  const Shape shape = {3, 1, 3};
+  const Tensor q = make_tensor(DType::kF32, shape, {1, 0, 0, 0, 1, 0, 0, 0, 1});
+  const Tensor k = make_tensor(DType::kF32, shape,
+                               {0, std::log(0.25f), std::log(0.2f), 0, std::log(0.75f),
+                                std::log(0.3f), 0, 0, std::log(0.5f)});
+  const std::vector<double> received = {9, .8, .6};
+  SummedRows rows(1);
+  rows.received = received.data();
+  std::vector<double> sums(3);
+  column_sums(added(sums), q, k, {}, rows, 1, DType::kF32, stream);
+  EXPECT_THAT(sums, ::testing::ElementsAre(::testing::DoubleNear(.4 * .25 + .6 * .2, 1e-6),
+                                           ::testing::DoubleNear(.4 * .75 + .6 * .3, 1e-6),
+                                           ::testing::DoubleNear(.6 * .5, 1e-6)));
+}
+
 TEST(ColumnSums, EqualTheReferenceWhereNewerRowsCountMore) {
   for (const int64_t q_per_kv : {1, 7}) {
     expect_parity({.n = 130, .kv_heads = 3, .q_per_kv = q_per_kv, .newest_weight = 1.2f});

@@ -117,6 +117,7 @@ class PolicySequence {
           append(out[r], attend_slots(q + (r * q_heads() + head) * dim(), seen, scale, layer, false,
                                       weight));
           if (r < first || r >= last) continue;
+          if (rule_->name() == "tgv") state.scores.questions.emplace_back(r, weight);
           const double top = *std::max_element(weight.begin(), weight.end());
           const double counts = rule_->counts(r - first, last - first);
           for (size_t j = 0; j <= r; ++j) {
@@ -128,6 +129,7 @@ class PolicySequence {
         }
       }
       state.scores.sparsity = entries > 0 ? small / entries : 0;
+      state.scores.modality = modality;
       for (size_t head = 0; head < kv_heads(); ++head) {
         for (size_t j = 0; j < rows; ++j) {
           Slot slot = given(k, v, j, head);

@@ -33,6 +33,9 @@ struct Selection {
 /// what a rule makes of its rows, (kv_heads, n).
 struct LayerScores {
   std::vector<std::vector<double>> importance;
+  /// Of tgv: each summed row and query head, and what that row looks at.
+  std::vector<std::pair<size_t, std::vector<double>>> questions;
+  std::vector<int16_t> modality;  ///< (n,)
   double sparsity = 0;
   std::vector<std::vector<double>> row_scores;
 };
@@ -310,8 +313,9 @@ class Rule {
       }
     }
     mixes_ = name_ == "mixkv";
-    const auto known = {"mixkv",  "uniform",   "elastic", "prefixkv", "streaming", "h2o",
-                        "snapkv", "pyramidkv", "vlcache", "tova",     "random",    "pyramidinfer"};
+    const auto known = {"mixkv",     "tgv",    "uniform",     "elastic",   "prefixkv",
+                        "streaming", "h2o",    "snapkv",      "pyramidkv", "vlcache",
+                        "tova",      "random", "pyramidinfer"};
     if (const auto found = row_scorers().find(name_); found != row_scorers().end()) {
       scorer_ = found->second;
     } else if (std::find(known.begin(), known.end(), name_) == known.end()) {
@@ -319,6 +323,7 @@ class Rule {
     }
   }
 
+  const std::string& name() const { return name_; }
   bool per_head() const {
     return !head_shared_ && (scores_rows() || name_ == "h2o" || name_ == "snapkv" ||
                              name_ == "pyramidkv" || name_ == "random" || name_ == "vlcache");
@@ -339,7 +344,7 @@ class Rule {
     if (name_ == "pyramidinfer")
       return newest(static_cast<size_t>(recent_rows(static_cast<int>(n))));
     if (window_ > 0) return newest(static_cast<size_t>(window_));
-    if (name_ != "vlcache") return {0, n};
+    if (name_ != "vlcache" && name_ != "tgv") return {0, n};
     size_t after = 0;  // rows behind the last visual one
     for (size_t j = 0; j < n; ++j) {
       if (modality[j] >= 0) after = j + 1;
@@ -395,8 +400,8 @@ class Rule {
         selection.slots.push_back(chosen(of_head, kept[u]));
         selection.scores.push_back(window_ > 0 && !mixes_ ? pooled(of_head) : of_head);
       }
-      const bool by_layer = name_ == "prefixkv" || name_ == "vlcache" || name_ == "pyramidkv" ||
-                            name_ == "pyramidinfer";
+      const bool by_layer = name_ == "prefixkv" || name_ == "tgv" || name_ == "vlcache" ||
+                            name_ == "pyramidkv" || name_ == "pyramidinfer";
       selection.forget = by_layer ? 1 - static_cast<double>(kept[u]) / n : 1 - keep_;
       if (name_ == "elastic" && options_.text("anchors") == "inner") {
         selection.lone_last = tail(kept[u]);
@@ -512,6 +517,7 @@ class Rule {
       for (size_t h = 0; h < heads; ++h) scores[h] = alike(layers, unit, h);
       return scores;
     }
+    if (name_ == "tgv") return {guided_scores(layers, unit)};
     for (size_t h = 0; h < heads; ++h) {
       scores[h] = attention_scores(layers, unit, per_head() ? static_cast<int>(h) : -1);
       if (mixes_) scores[h] = mixed(layers, unit, pooled(scores[h]), h);
@@ -559,6 +565,111 @@ class Rule {
     return mean;
   }
 
+  /// TGV-KV: some text follows some picture.
+  static bool is_guided(const LayerScores& layer) {
+    return layer.modality.back() < 0 &&
+           std::ranges::any_of(layer.modality, [](int16_t tag) { return tag >= 0; });
+  }
+
+  /// What a layer's questions look at, (n,): all alike, or by what each gets of those behind it.
+  static std::vector<double> looked_at(const LayerScores& layer, bool weighted) {
+    std::vector<double> got(layer.modality.size()), weight(layer.modality.size(), 1.0);
+    const size_t first = layer.questions.front().first;
+    const size_t rows = layer.questions.back().first - first + 1;
+    const double heads = static_cast<double>(layer.questions.size()) / static_cast<double>(rows);
+    for (int pass = 0; pass < (weighted ? 2 : 1); ++pass) {
+      std::fill(got.begin(), got.end(), 0.0);
+      for (const auto& [row, looks] : layer.questions) {
+        for (size_t j = 0; j < looks.size(); ++j) got[j] += weight[row] * looks[j] / heads;
+      }
+      for (size_t i = first; i < got.size(); ++i) {
+        weight[i] = got[i] / static_cast<double>(got.size() - i);
+      }
+    }
+    return got;
+  }
+
+  static std::vector<double> guided_scores(const std::vector<LayerScores>& layers,
+                                           const std::vector<size_t>& unit) {
+    const LayerScores& one = layers[unit[0]];
+    std::vector<double> text(one.modality.size()), visual(one.modality.size());
+    for (const size_t layer : unit) {
+      const std::vector<double> plain = looked_at(layers[layer], false);
+      const std::vector<double> weighted = looked_at(layers[layer], true);
+      for (size_t j = 0; j < text.size(); ++j) {
+        text[j] += plain[j];
+        visual[j] += weighted[j];
+      }
+    }
+    text = in_proportion(text);
+    visual = in_proportion(visual);
+    if (!is_guided(one)) return text;
+    for (size_t j = 0; j < text.size(); ++j) {
+      text[j] = one.modality[j] < 0 ? 1 + text[j] : visual[j];
+    }
+    return text;
+  }
+
+  /// TGV-KV's tokens of every unit.
+  std::vector<int> guided_budgets(const std::vector<LayerScores>& layers,
+                                  const std::vector<std::vector<size_t>>& units, int n) const {
+    std::vector<double> share;  // (layers,)
+    for (const LayerScores& layer : layers) {
+      const std::vector<double> looks = looked_at(layer, false);
+      double sum = 0;
+      for (size_t j = 0; j < looks.size(); ++j) sum += layer.modality[j] >= 0 ? looks[j] : 0;
+      share.push_back(is_guided(layer) ? sum : 0);
+    }
+    for (const auto& unit : units) {
+      double mean = 0;
+      for (const size_t layer : unit) mean += share[layer] / static_cast<double>(unit.size());
+      for (const size_t layer : unit) share[layer] = mean;
+    }
+    const double all = std::accumulate(share.begin(), share.end(), 0.0);
+    const auto count = static_cast<double>(layers.size());
+    for (double& x : share) x = all > 0 ? x / all : 1 / count;
+    std::vector<int> kept(units.size());
+    if (options_.text("budgets") == "clipped") {
+      for (size_t u = 0; u < units.size(); ++u) {
+        const auto forget = static_cast<float>(1 - count * keep_ * share[units[u][0]]);
+        const double dropped = std::nearbyint(static_cast<double>(forget) * n);
+        kept[u] = std::min(n, std::max(sinks_ + 1, n - static_cast<int>(std::max(0.0, dropped))));
+      }
+      return kept;
+    }
+    const int least = std::min(n, sinks_ + 2);
+    const double total = std::clamp(std::nearbyint(keep_ * count * n), count * least, count * n);
+    std::vector<size_t> order(share.size());  // poured() goes from the largest share down
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::ranges::stable_sort(order, [&](size_t a, size_t b) { return share[a] > share[b]; });
+    std::vector<double> sorted;
+    for (const size_t layer : order) sorted.push_back(share[layer]);
+    const std::vector<double> of_sorted = poured(sorted, total, n, least);
+    std::vector<double> rows(share.size());
+    for (size_t i = 0; i < order.size(); ++i) rows[order[i]] = of_sorted[i];
+    double left = total;
+    std::vector<size_t> first(units.size());  // units by their fractions
+    std::iota(first.begin(), first.end(), size_t{0});
+    std::vector<double> fraction(units.size());
+    for (size_t u = 0; u < units.size(); ++u) {
+      const double own = rows[units[u][0]];
+      kept[u] = static_cast<int>(std::floor(own + 1e-7));
+      fraction[u] = std::nearbyint((own - kept[u]) * 1e6);
+      left -= static_cast<double>(kept[u]) * static_cast<double>(units[u].size());
+    }
+    std::ranges::stable_sort(first, [&](size_t a, size_t b) { return fraction[a] > fraction[b]; });
+    for (bool added = true; added;) {
+      added = false;
+      for (const size_t u : first) {
+        if (kept[u] == n || left < static_cast<double>(units[u].size())) continue;
+        ++kept[u];
+        left -= static_cast<double>(units[u].size());
+        added = true;
+      }
+    }
+    return kept;
+  }
+
   /// MixKV's scores from pooled attention: of a kv_head, or of all.
   std::vector<double> mixed(const std::vector<LayerScores>& layers, const std::vector<size_t>& unit,
                             const std::vector<double>& pool, size_t kv_head) const {
@@ -584,6 +695,7 @@ class Rule {
     const int floored = static_cast<int>(std::floor(wanted + 1e-9));
     const int nearest = static_cast<int>(std::nearbyint(wanted));
     std::vector<int> kept(units.size(), n);
+    if (name_ == "tgv") return guided_budgets(layers, units, n);
     if (name_ == "prefixkv" || name_ == "vlcache") {
       std::vector<std::vector<double>> curves;
       std::vector<int> weights;

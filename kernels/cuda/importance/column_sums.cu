@@ -35,7 +35,7 @@ struct Job {
   int row_tiles;  // of a kv_head
   int splits;     // of the columns, in the first kernel
   float scale;
-  float newest_weight;        // of the newest query
+  SummedRows summed;          // what each query weighs
   RowState* states;           // (kv_heads, splits, row_tiles * kTile)
   double* parts;              // (kv_heads, splits of the rows, columns)
   unsigned long long* small;  // (q_heads,) or null
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kThreads, 2) add_columns(Job job) {
       const RowState state = states[ty * 4 + j];
       const int query = (first_row + ty * 4 + j) / job.q_per_kv;
       const float factor =
-          summed_weight(job.newest_weight, query, job.rows / job.q_per_kv) / state.sum;
+          summed_weight(job.summed, query, job.rows / job.q_per_kv) / state.sum;
 #pragma unroll
       for (int l = 0; l < 4; ++l) {
         if (scores[j][l] == -INFINITY) continue;
@@ -307,7 +307,7 @@ const unsigned long long* queue_sums(const QueuedSums& to, ConstTensorView q,
     job.rows = static_cast<int>((n - rows.first) * job.q_per_kv);
     job.row_tiles = static_cast<int>(ceil_div(job.rows, kTile));
     job.scale = scale;
-    job.newest_weight = rows.newest_weight;
+    job.summed = rows;
     const int64_t column_tiles = ceil_div(columns, kTile);
     job.splits = sum_splits(column_tiles, job.row_tiles * kv_heads);
     row_splits = sum_splits(job.row_tiles, column_tiles * kv_heads);

@@ -39,7 +39,7 @@ struct Launch {
   int before;  // row i sees columns [0, before + i]
   int q_per_kv;
   int splits;                 // of the columns, in the first pass
-  float newest_weight;        // of the newest row in the sums
+  SummedRows summed;          // what each row weighs in the sums
   float2* states;             // (q_heads, splits, query_rows): maximum, sum
   float2* softmax;            // (q_heads, query_rows): maximum, weight / sum; padding is not used
   double* parts;              // (kv_heads, splits of the rows, columns)
@@ -325,7 +325,7 @@ __global__ void close_softmax(Launch l) {
     if (state.x != -INFINITY) sum += state.y * exp2_of(state.x - largest);
   }
   const bool there = row < l.rows;
-  const float weight = summed_weight(l.newest_weight, row, l.rows);
+  const float weight = summed_weight(l.summed, row, l.rows);
   l.softmax[head * l.query_rows + row] = {there ? largest : 0, there ? weight / sum : 0};
 }
 
@@ -431,7 +431,7 @@ void sum_as(const ColumnTilesJob& job, double* parts, Stream& stream) {
   l.before = static_cast<int>(keys.past_rows + job.rows.first);
   l.q_per_kv = static_cast<int>(sizes.q_heads / keys.kv_heads);
   l.splits = attends ? 0 : sizes.column_splits;
-  l.newest_weight = job.rows.newest_weight;
+  l.summed = job.rows;
   l.parts = parts;
   l.small = job.small;
 

@@ -57,7 +57,9 @@ struct Prompt {
   int rows = 0;
   std::vector<double> importance;  // (layers, kv_heads, rows)
   std::vector<double> row_scores;  // the same shape; may be empty
+  std::vector<double> weighted;    // the shape of importance; may be empty
   std::vector<double> sparsity;    // (layers,)
+  std::vector<int16_t> modality;   // (rows,); may be empty
 
   PromptView view() const {
     PromptView view;
@@ -66,6 +68,8 @@ struct Prompt {
     view.importance = importance;
     view.sparsity = sparsity;
     view.row_scores = row_scores;
+    view.weighted = weighted;
+    view.modality = modality;
     return view;
   }
   /// The view of one layer alone, as a cache gives it to a rule that is not joint.
@@ -74,6 +78,9 @@ struct Prompt {
     const size_t stride = importance.size() / static_cast<size_t>(shape.layers);
     one.layer = layer;
     one.importance = one.importance.subspan(static_cast<size_t>(layer) * stride, stride);
+    if (!weighted.empty()) {
+      one.weighted = one.weighted.subspan(static_cast<size_t>(layer) * stride, stride);
+    }
     if (!row_scores.empty()) {
       one.row_scores = one.row_scores.subspan(static_cast<size_t>(layer) * stride, stride);
     }
@@ -95,6 +102,7 @@ inline Prompt prompt_of(const std::vector<std::vector<double>>& layers) {
     prompt.importance.insert(prompt.importance.end(), layer.begin(), layer.end());
   }
   prompt.sparsity.assign(layers.size(), 0.0);
+  prompt.modality.assign(static_cast<size_t>(prompt.rows), kTextRow);
   return prompt;
 }
 
@@ -110,6 +118,8 @@ inline Prompt random_prompt(int layers, int kv_heads, int rows, unsigned seed) {
                   .head_dim = 1,
                   .rope_frequencies = {}};
   prompt.rows = rows;
+  prompt.modality.assign(static_cast<size_t>(rows), kTextRow);
+  for (int j = rows / 8; j < rows * 5 / 8; ++j) prompt.modality[static_cast<size_t>(j)] = 0;
   for (int l = 0; l < layers; ++l) {
     const double width = 0.2 + 2 * unit(rng);
     for (int i = 0; i < kv_heads * rows; ++i) {
@@ -117,6 +127,7 @@ inline Prompt random_prompt(int layers, int kv_heads, int rows, unsigned seed) {
     }
     std::mt19937 other(seed + static_cast<unsigned>(l) + 1);  // importance stays what it was
     for (int i = 0; i < kv_heads * rows; ++i) prompt.row_scores.push_back(normal(other));
+    for (int i = 0; i < kv_heads * rows; ++i) prompt.weighted.push_back(std::exp(normal(other)));
     normal.reset();
     prompt.sparsity.push_back(unit(rng));
   }

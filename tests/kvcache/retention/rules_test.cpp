@@ -53,6 +53,7 @@ const std::vector<Rule>& special_rules() {
       {&retention::snapkv, {{"window", "8"}}},
       {&retention::snapkv, {{"window", "8"}, {"evict", "score"}}},
       {&retention::snapkv, {{"window", "8"}, {"head_shared", "on"}, {"evict", "sliding"}}},
+      {&retention::tgv, {{"budgets", "clipped"}, {"sinks", "30"}}},
       {&retention::mixkv, {{"window", "8"}}},
       {&retention::mixkv, {{"window", "8"}, {"head_shared", "on"}, {"evict", "score"}}},
       {&retention::pyramidkv, {{"window", "8"}}},
@@ -208,7 +209,8 @@ TEST(EveryRule, PeakRowsBoundWhatALayerHolds) {
             const int64_t total = made.rule->peak_rows_total(6, n, n + steps);
             ASSERT_LE(sum, total) << of.str() << " keep " << keep << " n " << n << " steps "
                                   << steps << " pairs " << pairs.size();
-            if (n >= 40 && std::stod(keep) >= 0.1) {
+            const bool loses = of.str().find("budgets=clipped") != std::string::npos;
+            if (n >= 40 && std::stod(keep) >= 0.1 && !loses) {
               // A rescaled fit ends within five rows of its total.
               EXPECT_LE(total, held + 5 * 6 + 5) << of.str();
             }
@@ -396,17 +398,23 @@ TEST(EveryRule, SelectsTheSameByMeansOfHeads) {
     const Prompt prompt = random_prompt(4, kHeads, kRows, 22);
     const Made made = make(of, "0.4", prompt.shape);
     if (made.rule->per_head()) continue;
-    std::vector<double> means;
+    std::vector<double> means, weighted;
     for (int l = 0; l < 4; ++l) {
-      const auto layer = prompt.view(l).importance;
-      const std::vector<double> mean = retention::head_mean(layer, kHeads);
-      means.insert(means.end(), mean.begin(), mean.end());
+      const auto add = [](std::vector<double>& all, std::span<const double> layer) {
+        const std::vector<double> mean = retention::head_mean(layer, kHeads);
+        all.insert(all.end(), mean.begin(), mean.end());
+      };
+      add(means, prompt.view(l).importance);
+      add(weighted, prompt.view(l).weighted);
     }
     const auto expected = testing::select(*made.rule, prompt);
     for (int l = made.rule->joint() ? -1 : 0; l < (made.rule->joint() ? 0 : 4); ++l) {
       PromptView view = l < 0 ? prompt.view() : prompt.view(l);
-      view.importance = l < 0 ? std::span<const double>(means)
-                              : std::span(means).subspan(static_cast<size_t>(l) * kRows, kRows);
+      const auto of_view = [&](std::span<const double> all) {
+        return l < 0 ? all : all.subspan(static_cast<size_t>(l) * kRows, kRows);
+      };
+      view.importance = of_view(means);
+      view.weighted = of_view(weighted);
       view.head_means = true;
       const auto found = made.rule->select(view, {});
       for (size_t i = 0; i < found.size(); ++i) {
