@@ -37,6 +37,7 @@ std::vector<LayerSelection> select_evenly(const Retention& retention, const Cach
       needs.rows == ImportanceNeeds::Rows::kLast ? std::max(0, rows - needs.last_of(rows)) : 0,
       rows};
   prompt.importance = importance;
+  if (needs.weighted_sums) prompt.weighted = importance;
   prompt.sparsity = sparsity;
   prompt.row_scores = row_scores;
   prompt.summed_rows = summed;
