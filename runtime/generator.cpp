@@ -270,6 +270,7 @@ void Generator::prefill(Sequence& sequence, int64_t first, PreparedRequest* next
   LayerWatch watch(stream_->watch(), [this] { pause_prompt(); });
   const bool pauses = on_pause_ && first == 0 && !tap_;
   const WatchScope scope(*stream_, pauses ? &watch : stream_->watch());
+  paused_ms_ = 0;
   const Clock::time_point vision_start = Clock::now();
   const bool encoded = sequence.encoded.has_value();
   stream_->synchronize();
@@ -278,9 +279,10 @@ void Generator::prefill(Sequence& sequence, int64_t first, PreparedRequest* next
                     : encode(sequence.prompt, first, sequence.visuals);
   stream_->synchronize();
   const Clock::time_point prefill_start = Clock::now();
+  const double paused_before = std::exchange(paused_ms_, 0);
   const bool clocked = encoded && stream_->device().kind != DeviceKind::kCpu;
-  sequence.timings.vision_ms +=
-      clocked ? stream_->queue().clocked_ms() : milliseconds(vision_start, prefill_start);
+  sequence.timings.vision_ms += clocked ? stream_->queue().clocked_ms()
+                                        : milliseconds(vision_start, prefill_start) - paused_before;
 
   const auto rows = static_cast<int64_t>(sequence.prompt.ids.size()) - first;
   const TensorView embeddings = prompt_rows(rows);
@@ -315,25 +317,25 @@ void Generator::prefill(Sequence& sequence, int64_t first, PreparedRequest* next
   int32_t token = kNoToken;
   sample_rows(std::span(&token, 1), last, std::span(&sampling, 1), *stream_);
   sequence.first_token = Clock::now();
-  sequence.timings.prefill_ms = milliseconds(prefill_start, sequence.first_token);
+  sequence.timings.prefill_ms = milliseconds(prefill_start, sequence.first_token) - paused_ms_;
   sequence.timings.ttft_ms = milliseconds(sequence.started, sequence.first_token);
   accept(sequence, token);
 }
 
 void Generator::pause_prompt() {
-  struct Paused {
-    Generator& generator;
-    explicit Paused(Generator& of) : generator(of) {
-      generator.paused_ = true;
-      if (generator.in_pass_) generator.cache_->pause();
-    }
-    ~Paused() {
-      if (generator.in_pass_) generator.cache_->resume();
-      generator.paused_ = false;
-    }
-  };
-  const Paused paused(*this);
-  on_pause_();
+  const Clock::time_point start = Clock::now();
+  if (in_pass_) cache_->pause();
+  paused_ = true;
+  std::exception_ptr failure;
+  try {
+    on_pause_();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  paused_ = false;
+  paused_ms_ += milliseconds(start, Clock::now());
+  if (in_pass_) cache_->resume();
+  if (failure) std::rethrow_exception(failure);
 }
 
 int Generator::admit(GenerationRequest request, OnText on_text) {

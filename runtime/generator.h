@@ -20,7 +20,7 @@ namespace kvlm {
 /// Milliseconds, wall clock.
 struct Timings {
   double vision_ms = 0;   ///< preprocessing, tower and projector; not the decoding of files
-  double prefill_ms = 0;  ///< embedding, decoder and cache over the prompt
+  double prefill_ms = 0;  ///< embedding, decoder and cache over the prompt, without its pauses
   double ttft_ms = 0;     ///< from the request to its first token
   double decode_ms = 0;   ///< from the first token to the last
 };
@@ -153,6 +153,7 @@ class Generator {
   std::function<void()> on_pause_;
   bool in_pass_ = false;  // of a prompt
   bool paused_ = false;   // a prompt is
+  double paused_ms_ = 0;  // of the prompt, or of its images
   std::vector<std::unique_ptr<Sequence>> sequences_;
   // Of one decode step, kept between steps.
   std::vector<Sequence*> stepping_;

@@ -314,7 +314,8 @@ void Service::admit(const std::shared_ptr<Ticket>& ticket) {
   Policy& policy = policy_of(ticket->job_.plan);
   read_ = ticket;
   charged_ = Clock::now();
-  owed_s_ = 0;
+  owed_s_ = stalled_s_ = layer_s_ = 0;
+  layers_ = 0;
   try {
     const TicketWatch watch(*ticket, stream_.watch());
     if (settings_.preparing_threads == 0) ticket->prepared_ = ticket->job_.prepare(watch);
@@ -344,16 +345,31 @@ void Service::admit(const std::shared_ptr<Ticket>& ticket) {
     if (is_device_failure(failure)) throw;
   }
   read_.reset();
-  charge(std::ranges::any_of(running_, [&](const Running& r) { return r.ticket != ticket; }));
+  charge();
+  if (std::ranges::any_of(running_, [&](const Running& r) { return r.ticket != ticket; })) {
+    end_stall();
+  }
 }
 
-/// Answers, of which some have `waited`, are owed their share of the time that a prompt has taken
-/// since the last call.
-void Service::charge(bool waited) {
+/// Seconds of decode that answers are owed for so many of a prompt.
+double Service::share_of(double seconds) const noexcept {
+  return settings_.decode_share / (1 - settings_.decode_share) * seconds;
+}
+
+/// Answers are owed their share of the time that a prompt has taken since the last call.
+void Service::charge() {
   const double took = seconds_since(charged_);
   charged_ = Clock::now();
-  owed_s_ += settings_.decode_share / (1 - settings_.decode_share) * took;
-  if (waited && settings_.on_stall) settings_.on_stall(took);
+  layer_s_ = took / ++layers_;
+  layers_ = 0;
+  stalled_s_ += took;
+  owed_s_ += share_of(took);
+}
+
+/// Answers that have waited for a prompt go on.
+void Service::end_stall() {
+  const double waited = std::exchange(stalled_s_, 0);
+  if (settings_.on_stall) settings_.on_stall(waited);
 }
 
 /// Steps of the other answers, while a prompt pauses.
@@ -365,11 +381,18 @@ void Service::between_layers() {
   if (running_.empty() || settings_.decode_share == 0) return;
   if (stream_.device().kind != DeviceKind::kCpu) {
     if (read_->job_.size.prompt_rows < kLongPrompt) return;
+    // To wait for the GPU costs time, so not as long as nothing can be owed.
+    if (owed_s_ + share_of(layer_s_ * (layers_ + 1)) <= 0) {
+      ++layers_;
+      return;
+    }
     stream_.synchronize();
   }
-  charge(/*waited=*/true);
+  charge();
+  if (owed_s_ <= 0) return;
+  end_stall();
   const WatchScope scope(stream_, watch_);
-  while (owed_s_ > 0 && !running_.empty()) {
+  while (owed_s_ > 0 && !running_.empty() && !read_->is_cancelled()) {
     drop_cancelled();
     step();
     const std::scoped_lock lock(bell_->mutex);

@@ -192,7 +192,9 @@ class Service {
   std::shared_ptr<Ticket> choose();
   void admit(const std::shared_ptr<Ticket>& ticket);
   void between_layers();
-  void charge(bool waited);
+  double share_of(double seconds) const noexcept;
+  void charge();
+  void end_stall();
   int begin(Policy& policy, Ticket& ticket, const std::shared_ptr<Ticket>& next);
   std::shared_ptr<Ticket> next_after(const Policy& policy);
   void step();
@@ -215,6 +217,9 @@ class Service {
   double owed_s_ = 0;              // of decode, before the next prompt or its next layer
   std::shared_ptr<Ticket> read_;   // the prompt that is read
   Clock::time_point charged_;      // until then its time was
+  int layers_ = 0;                 // of it since then
+  double layer_s_ = 0;             // that one of them takes
+  double stalled_s_ = 0;           // that answers have waited for it
   std::shared_ptr<Ticket> ahead_;  // waits, and its images are encoded
 
   std::shared_ptr<Ticket::Bell> bell_;                                  // the mutex of all below

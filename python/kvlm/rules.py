@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -159,6 +160,12 @@ def _help(function: Callable[..., Any], otherwise: str) -> str:
     return (inspect.getdoc(function) or otherwise).split("\n")[0]
 
 
+def _checked(name: str) -> str:
+    if not re.fullmatch("[a-z][a-z0-9_]*", name):
+        raise ValueError(f"{name!r} cannot name a policy; give a word [a-z][a-z0-9_]*")
+    return name
+
+
 def retention(name: str, *, needs: str | tuple[str, ...] = ("keys", "values")) -> Callable[[Function], Function]:
     """Makes a function a retention rule that `kv` may name: as `name`, or as python:NAME, which reports say.
 
@@ -177,7 +184,7 @@ def retention(name: str, *, needs: str | tuple[str, ...] = ("keys", "values")) -
     if wrong:
         raise ValueError(f"a rule needs {wrong[0]!r}; expected {', '.join(map(repr, _NEEDS))}")
 
-    whole = f"python:{name}"
+    whole = f"python:{_checked(name)}"
 
     def decorate(function: Function) -> Function:
         rule = _Rule(function, _options_of(function), tuple(sorted(needs)))
@@ -211,7 +218,7 @@ def quantizer(name: str, *, bits: float | Callable[..., float]) -> Callable[[Fun
     if callable(name):
         raise TypeError('a quantizer needs a name; write @kvlm.quantizer("name", bits=4)')
 
-    whole = f"python:simulated:{name}"
+    whole = f"python:simulated:{_checked(name)}"
 
     def decorate(function: Function) -> Function:
         made = _Quantizer(function, _options_of(function, ("side", "layer")), bits)

@@ -57,13 +57,14 @@ const char* code_name(ErrorCode code) {
 /// A message of the programs with the keywords of kvlm.Model in place of their options.
 std::string with_keywords(std::string message) {
   static const std::regex option(
-      "--(kv-memory|kv-profile|kv|device|dtype|weights|lora|tiles|frames|threads|image-aspect|"
-      "min-pixels|max-pixels)(?![-a-z])");
+      "(^|[ (])--(kv-memory|kv-profile|kv|device|dtype|weights|activations|lora|tiles|frames|"
+      "threads|image-aspect|image-backend|min-pixels|max-pixels)(?![-a-z])");
   std::string made;
   for (std::smatch found; std::regex_search(message, found, option); message = found.suffix()) {
-    std::string keyword = found[1];
+    std::string keyword = found[2];
     std::ranges::replace(keyword, '-', '_');
-    made += found.prefix().str() + (keyword == "kv_memory" ? "cache_memory" : keyword);
+    made +=
+        found.prefix().str() + found[1].str() + (keyword == "kv_memory" ? "cache_memory" : keyword);
   }
   return made + message;
 }

@@ -72,11 +72,13 @@ class Programs(unittest.TestCase):
         self.assertEqual((same.pop("spec"), plain.pop("spec")), ("python:simulated:same", "f16"))
         self.assertEqual(mine, knorm)
         self.assertEqual(same, plain)
-        self.assertEqual(["my.py" in row["versions"] for row in rows], [False, True, False, True])
+        self.assertEqual(["1, my.py" in row["versions"] for row in rows], 4 * [True])
         self.rules.write_text(POLICIES.replace("-numpy", "numpy"))
         done = subprocess.run(words, capture_output=True, text=True, timeout=120)
         self.assertEqual(done.returncode, 1)
         self.assertIn("rules was", done.stderr)
+        words[words.index("mine,keep=0.3")] = " mine , keep=0.3"  # which tools/eval does not parse
+        self.assertIn("rules was", subprocess.run(words, capture_output=True, text=True, timeout=120).stderr)
         self.rules.write_text(POLICIES)
         report = [sys.executable, ROOT / "tools/eval/report.py", "--out", self.folder / "report", "--skip", "plots", "--rules", self.rules, self.folder / "out/results.json"]
         done = subprocess.run(report, check=True, capture_output=True, text=True, timeout=120)

@@ -39,7 +39,8 @@ class OpenToOthers(unittest.TestCase):
         for arguments, env, key in ((("--no-key",), {}, {}), ((), {"KVLM_API_KEY": "secret"}, {"Authorization": "Bearer secret"})):
             server = Server("--host", "0.0.0.0", *arguments, env=env)
             try:
-                for host, status in ((f"127.0.0.1:{server.port}", 200), ("10.1.2.3", 200), ("machine.example", 200 if key else 403)):
+                for host, status in ((f"127.0.0.1:{server.port}", 200), ("10.1.2.3", 200), ("machine.example", 200 if key else 403),
+                                     (f"cafe.de:{server.port}", 200 if key else 403), ("[::1]", 200), ("1.2.3", 200 if key else 403)):
                     got = server.ask(question(image=scene(1), max_tokens=1), headers={"Host": host, "Origin": f"http://{host}"} | key)
                     self.assertEqual(got[0], status, (host, got[2]))
                 self.assertEqual(server.ask(path="/")[0], 200)
@@ -127,6 +128,24 @@ class Page(ServeCase):
             self.browser.resize(width, 800, mobile=width < 500, dark=width == 390)
             self.assertLessEqual(self.browser.value("document.documentElement.scrollWidth"), width)
             self.assertEqual(self.browser.value("getComputedStyle(document.querySelector('main')).gridTemplateColumns.split(' ').length"), columns)
+
+
+@unittest.skipUnless(browser.CHROMIUM, "there is no Chromium (tools/setup.sh --browser)")
+class Aliases(unittest.TestCase):
+    def test_policies_of_models_are_asked_for_by_name(self):
+        server = Server("--alias", "small=kivi,bits=2", "--request-kv", "aliases")
+        page = browser.Browser()
+        try:
+            page.open(f"http://127.0.0.1:{server.port}/")
+            page.wait("document.querySelector('#kv').value === 'f16'")
+            for kv, said in (("f16", "of cache"), ("kivi,bits=2", "of cache"), ("int4", "leave out kv")):
+                page.value(f"document.querySelector('#question').value = 'hello'; document.querySelector('#tokens').value = 2;"
+                           f"document.querySelector('#kv').value = '{kv}'; document.querySelector('#form').requestSubmit()")
+                page.wait("document.querySelector('#stop').disabled")
+                self.assertIn(said, page.value("document.querySelector('#answers .figures').textContent"))
+        finally:
+            page.close()
+            self.assertEqual(server.end(), 0)
 
 
 @unittest.skipUnless(browser.CHROMIUM, "there is no Chromium (tools/setup.sh --browser)")

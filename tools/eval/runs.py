@@ -57,9 +57,9 @@ class Programs:
     def version(self) -> str:
         return self.run("vlm-run", ["--version"]).strip()
 
-    def rules_of(self, spec: str) -> dict[str, str] | None:
-        """Digests of the files of rules, if the spec names a policy in Python; else None."""
-        return {path.name: digest(path.read_bytes()) for path in self.rules} if "python:" in spec else None
+    def rule_files(self) -> dict[str, str] | None:
+        """Digests of the files of rules, by name and place; None without."""
+        return {f"{number}, {path.name}": digest(path.read_bytes()) for number, path in enumerate(self.rules, 1)} or None
 
     @functools.cache
     def policies(self) -> dict:
@@ -273,7 +273,7 @@ class Folder:
         decides = {
             "model": model.name, "fingerprint": model.fingerprint, "spec": spec, "version": self.programs.version(),
             "arguments": [word for word in arguments if not word.startswith(str(self.path))],
-            "profile": digest(profile.read_bytes()) if profile else None, "rules": self.programs.rules_of(spec),
+            "profile": digest(profile.read_bytes()) if profile else None, "rules": self.programs.rule_files(),
         }  # fmt: skip
         assert tuple(decides) == DECIDES
         record = shard.name(folder / "run.json")

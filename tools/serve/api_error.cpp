@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <new>
 #include <regex>
+#include <utility>
 
 #include "kernels/base/error.h"
 #include "runtime/service.h"
@@ -20,9 +22,14 @@ nlohmann::ordered_json ApiError::json() const {
                      : status_ == 429 ? "rate_limit_error"
                      : status_ >= 500 ? "server_error"
                                       : "invalid_request_error";
-  static const std::regex option("--kv(?![-a-z])");  // of the programs; here it is a key
-  nlohmann::ordered_json error{{"message", std::regex_replace(what(), option, "kv")},
-                               {"type", type}};
+  // Options of the programs, which are keys here or the server's.
+  static const std::array<std::pair<std::regex, const char*>, 3> kWords = {
+      {{std::regex("(^|[ (])--kv(?![-a-z])"), "$1kv"},
+       {std::regex("(^|[ (])--frames(?![-a-z])"), "$1media_io_kwargs.video.num_frames"},
+       {std::regex("(^|[ (])--kv-profile(?![-a-z])"), "$1the server's --kv-profile"}}};
+  std::string message = what();
+  for (const auto& [option, key] : kWords) message = std::regex_replace(message, option, key);
+  nlohmann::ordered_json error{{"message", message}, {"type", type}};
   error["param"] = param_.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(param_);
   error["code"] = code_;
   return {{"error", std::move(error)}};

@@ -54,7 +54,12 @@ std::vector<std::string> Engines::warnings() const {
   return found;
 }
 
-size_t Engines::cache_bytes() const { return all_.front().service->status().capacity_bytes; }
+size_t Engines::cache_bytes() const {
+  const auto capacity = [](const Engine& engine) {
+    return engine.service->status().capacity_bytes;
+  };
+  return capacity(*std::ranges::min_element(all_, {}, capacity));
+}
 
 size_t Engines::cache_bytes_for(Session& session) const {
   if (options_.kv_memory) return *options_.kv_memory;
@@ -75,8 +80,7 @@ void Engines::begin(const std::vector<std::shared_ptr<const CachePlan>>& plans,
     Service::Settings settings;
     settings.cache_bytes = cache_bytes_for(session);
     settings.most_running = static_cast<size_t>(options_.most_running);
-    settings.most_waiting =
-        (static_cast<size_t>(options_.most_waiting) + all_.size() - 1) / all_.size();
+    settings.most_waiting = static_cast<size_t>(options_.most_waiting);
     settings.decode_share = options_.decode_share;
     settings.on_step = on_step;
     settings.on_stall = on_stall;
@@ -118,11 +122,26 @@ std::unique_ptr<Service> Engines::make_service(Session& session,
 }
 
 std::shared_ptr<Ticket> Engines::submit(ServiceJob job) {
-  const auto load = [](const Engine& engine) {
+  std::vector<std::pair<size_t, Service*>> by_load;
+  size_t waiting = 0;
+  for (const Engine& engine : all_) {
     const Service::Status status = engine.service->status();
-    return status.running + status.waiting;
-  };
-  return std::ranges::min_element(all_, {}, load)->service->submit(std::move(job));
+    waiting += status.waiting;
+    by_load.emplace_back(status.running + status.waiting, engine.service.get());
+  }
+  if (waiting >= static_cast<size_t>(options_.most_waiting) && all_.size() > 1) {
+    throw ServiceRefusal(ServiceRefusal::Reason::kFull,
+                         fmt::format("{} requests are waiting already; try again later", waiting));
+  }
+  std::ranges::stable_sort(by_load, {}, &std::pair<size_t, Service*>::first);
+  for (size_t i = 0; i + 1 < by_load.size(); ++i) {
+    try {
+      return by_load[i].second->submit(job);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kOutOfMemory) throw;  // another device may have more
+    }
+  }
+  return by_load.back().second->submit(std::move(job));
 }
 
 void Engines::drain(std::chrono::milliseconds most) {

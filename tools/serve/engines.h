@@ -14,7 +14,7 @@
 namespace kvlm {
 
 /// The loaded model on each device of vlm-serve, with a Service each. A request goes to the one
-/// with the fewest.
+/// with the fewest, or to another if that one's cache is too small.
 class Engines {
  public:
   /// Loads them one after the other; `watch` follows.
@@ -34,7 +34,7 @@ class Engines {
   std::string devices() const;
   /// Of each session, without repetition.
   std::vector<std::string> warnings() const;
-  /// Of each device.
+  /// Of the device that has the least.
   size_t cache_bytes() const;
 
   /// As Service has them.

@@ -1,5 +1,6 @@
 #include "tools/serve/server.h"
 
+#include <arpa/inet.h>
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <openssl/crypto.h>
@@ -49,11 +50,27 @@ double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-bool is_loopback_name(std::string host) {
+/// A Host header without its port.
+std::string without_port(std::string host) {
   if (const auto colon = host.rfind(':');
       colon != std::string::npos && host.find(']', colon) == std::string::npos) {
     host.resize(colon);
   }
+  return host;
+}
+
+/// A Host header that is an IP address, and no name.
+bool is_address(const std::string& header) {
+  std::string host = without_port(header);
+  std::array<std::byte, sizeof(in6_addr)> bytes{};
+  if (host.starts_with('[') && host.ends_with(']')) {
+    return inet_pton(AF_INET6, host.substr(1, host.size() - 2).c_str(), bytes.data()) == 1;
+  }
+  return inet_pton(AF_INET, host.c_str(), bytes.data()) == 1;
+}
+
+bool is_loopback_name(const std::string& header) {
+  const std::string host = without_port(header);
   const bool is_number = host.find_first_not_of("0123456789.") == std::string::npos;
   return host.empty() || host == "localhost" || host == "[::1]" ||
          (is_number && host.starts_with("127."));
@@ -216,10 +233,10 @@ void Server::route() {
 /// lead here by another page (DNS rebinding), so without keys it has to be an address.
 bool Server::is_own_page(const httplib::Request& request) const {
   const std::string host = request.get_header_value("Host");
-  const bool number = host.find_first_not_of("0123456789.:[]abcdefABCDEF") == std::string::npos &&
-                      host.find_first_of("0123456789") != std::string::npos;
-  return request.get_header_value("Origin") == "http://" + host &&
-         (is_loopback_name(host) || number || !options_.keys.empty());
+  const std::string origin = request.get_header_value("Origin");
+  if (!options_.keys.empty() && origin == "https://" + host) return true;  // through a proxy
+  return origin == "http://" + host &&
+         (is_loopback_name(host) || is_address(host) || !options_.keys.empty());
 }
 
 /// What is refused whatever the body holds.
@@ -232,8 +249,8 @@ void Server::check_head(const httplib::Request& request) const {
   }
   if (request.has_header("Origin") && !is_own_page(request)) {
     throw ApiError(403, "wrong_origin",
-                   "pages of other servers are not answered; open http://127.0.0.1 or put a proxy "
-                   "in front");
+                   "pages of other servers are not answered; open this one's by the machine's "
+                   "address, or serve with keys");
   }
   constexpr std::array<std::string_view, 3> kOpen = {"/", "/health", "/metrics"};
   if (std::ranges::find(kOpen, request.path) == kOpen.end()) client_of(request);
@@ -319,7 +336,7 @@ Json Server::models() const {
                     {"kv", spec},
                     {"max_model_len", length}});
   };
-  add(options_.name, ready_ ? engines_->plan()->spec : options_.session.kv);
+  add(options_.name, ready_ ? engines_->plan()->spec : "");
   for (const auto& [name, spec] : options_.aliases) add(name, spec);
   return {{"object", "list"}, {"data", std::move(list)}};
 }
