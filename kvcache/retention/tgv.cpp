@@ -36,7 +36,8 @@ constexpr std::array kOptions = {
                .standard = "auto",
                .official = "none",
                .paper = "none",
-               .help = "as prefixkv's: visual tokens of lowest score go first"},
+               .help = "as prefixkv's: visual tokens of lowest score go first. auto: window with a "
+                       "quantizer, else score"},
     kDistance};
 
 /// Whole numbers of tokens for layers that ask for `wanted` of `total`, from `least` to n each: in
