@@ -26,6 +26,7 @@ struct SummedRows {
 /// What row `index` of `count` summed ones weighs; one row alone weighs 1, unless by `received`.
 VLM_HD constexpr float summed_weight(const SummedRows& rows, int64_t index, int64_t count) {
   if (rows.received != nullptr) {
+    if (index >= count) return 0;  // a kernel's padding
     return static_cast<float>(rows.received[rows.first + index] /
                               static_cast<double>(count - index));
   }

@@ -327,6 +327,16 @@ TEST(ColumnSums, CountRowsByWhatTheyReceive) {
                                            ::testing::DoubleNear(.6 * .5, 1e-6)));
 }
 
+/// A kernel's tiles have rows behind the last one, where nothing was received.
+TEST(ColumnSums, PaddingReceivesNothing) {
+  const std::vector<double> received = {1, 2};
+  SummedRows rows(0);
+  rows.received = received.data();
+  EXPECT_EQ(summed_weight(rows, 0, 2), 0.5f);
+  EXPECT_EQ(summed_weight(rows, 1, 2), 2);
+  for (const int64_t index : {2, 3, 1000000}) EXPECT_EQ(summed_weight(rows, index, 2), 0);
+}
+
 TEST(ColumnSums, EqualTheReferenceWhereNewerRowsCountMore) {
   for (const int64_t q_per_kv : {1, 7}) {
     expect_parity({.n = 130, .kv_heads = 3, .q_per_kv = q_per_kv, .newest_weight = 1.2f});
