@@ -28,6 +28,7 @@ def main() -> int:
     for file in asked.rules:
         if not os.path.isfile(file):
             parser.error(f"--rules {file} is not a file; give one that makes policies")
+        sys.path.insert(0, os.path.dirname(os.path.abspath(file)))  # as Python does for a script
         runpy.run_path(file)
     sys.stdout.flush()
     return _core.run_program([asked.program, *asked.arguments])

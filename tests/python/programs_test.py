@@ -72,7 +72,7 @@ class Programs(unittest.TestCase):
         self.assertEqual((same.pop("spec"), plain.pop("spec")), ("python:simulated:same", "f16"))
         self.assertEqual(mine, knorm)
         self.assertEqual(same, plain)
-        self.assertEqual(["1, my.py" in row["versions"] for row in rows], 4 * [True])
+        self.assertEqual(["1, my.py" in row["versions"] for row in rows], [False, True, False, True])
         self.rules.write_text(POLICIES.replace("-numpy", "numpy"))
         done = subprocess.run(words, capture_output=True, text=True, timeout=120)
         self.assertEqual(done.returncode, 1)
@@ -95,6 +95,8 @@ class Programs(unittest.TestCase):
                 self.assertEqual(done.returncode, status, done.stderr)
                 self.assertIn(said, done.stderr)
         self.assertIn("is not a file", self.start("vlm-kv", "list", rules=self.folder / "gone.py").stderr)
+        (self.folder / "beside.py").write_text("import my")
+        self.assertIn("source    Python", self.start("vlm-kv", "list", "mine", rules=self.folder / "beside.py").stdout)
         (self.folder / "bad.py").write_text("1 / 0")
         self.assertIn("ZeroDivisionError", self.start("vlm-kv", "list", rules=self.folder / "bad.py").stderr)
 

@@ -96,6 +96,9 @@ class Page(ServeCase):
         self.assertEqual(self.browser.complaints(), [])
 
     def test_what_is_wrong_is_shown(self):
+        with tempfile.NamedTemporaryFile(suffix=".pdf") as other:
+            self.browser.choose_files("#files", other.name)
+            self.browser.wait("document.querySelector('#hint').textContent.endsWith('.pdf is not an image')")
         self.ask("nothing", question="hello")
         self.assertIn('has no policy "nothing"', self.newest(".figures.error"))
         with tempfile.NamedTemporaryFile(suffix=".png") as broken:

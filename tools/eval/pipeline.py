@@ -208,7 +208,7 @@ def _result(
         layer_records=fidelity["layer_records"] if layers else None,
         objects=counts or None, residual=specs.residual(rows[0]["kv"]["spec"], folder.programs.policies()),
         device=", ".join(sorted({row["device"] for row in rows})),
-        versions={"kvlm": rows[0]["version"]} | scorers.versions() | (folder.programs.rule_files() or {}),
+        versions={"kvlm": rows[0]["version"]} | scorers.versions() | (folder.programs.rule_files(spec) or {}),
         command=folder.asked_by(model, spec), seed=options.seed,
     )  # fmt: skip
 

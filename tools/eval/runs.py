@@ -57,8 +57,11 @@ class Programs:
     def version(self) -> str:
         return self.run("vlm-run", ["--version"]).strip()
 
-    def rule_files(self) -> dict[str, str] | None:
-        """Digests of the files of rules, by name and place; None without."""
+    def rule_files(self, spec: str) -> dict[str, str] | None:
+        """Digests of the files of rules, by name and place, where the spec may name a policy of theirs; else None."""
+        made = [policy["name"].rpartition(":")[2] for policy in self.policies()["policies"] if ":" in policy["name"]] if self.rules else []
+        if "@" not in spec and not any(re.search(rf"\b{name}\b", spec) for name in made):
+            return None
         return {f"{number}, {path.name}": digest(path.read_bytes()) for number, path in enumerate(self.rules, 1)} or None
 
     @functools.cache
@@ -273,7 +276,7 @@ class Folder:
         decides = {
             "model": model.name, "fingerprint": model.fingerprint, "spec": spec, "version": self.programs.version(),
             "arguments": [word for word in arguments if not word.startswith(str(self.path))],
-            "profile": digest(profile.read_bytes()) if profile else None, "rules": self.programs.rule_files(),
+            "profile": digest(profile.read_bytes()) if profile else None, "rules": self.programs.rule_files(spec),
         }  # fmt: skip
         assert tuple(decides) == DECIDES
         record = shard.name(folder / "run.json")
