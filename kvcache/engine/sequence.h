@@ -105,8 +105,8 @@ struct LayerState {
 
 /// State of a first prompt until its end.
 struct PromptState {
-  ArenaExtent staging;             ///< unpacked K and V of Layouts::staged_layers()
-  int staged = 0;                  ///< tokens complete in every layer
+  ArenaExtent staging;  ///< unpacked K and V of Layouts::staged_layers()
+  int staged = 0;       ///< tokens complete in every layer
   /// (staged_layers, kv_heads, prompt rows); followed by as many of needs().weighted_sums
   std::vector<double> importance;
   /// (staged_layers, prompt rows) over KV heads, if the rule needs only those

@@ -235,8 +235,7 @@ __global__ void __launch_bounds__(kThreads, 2) add_columns(Job job) {
     for (int j = 0; j < 4; ++j) {
       const RowState state = states[ty * 4 + j];
       const int query = (first_row + ty * 4 + j) / job.q_per_kv;
-      const float factor =
-          summed_weight(job.summed, query, job.rows / job.q_per_kv) / state.sum;
+      const float factor = summed_weight(job.summed, query, job.rows / job.q_per_kv) / state.sum;
 #pragma unroll
       for (int l = 0; l < 4; ++l) {
         if (scores[j][l] == -INFINITY) continue;
