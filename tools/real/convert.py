@@ -32,19 +32,7 @@ HIDDEN, WIDTH = 576, 384  # of decoder and tower
 PAD_ID, BOS_ID, END_ID, IMAGE_ID = 0, 1, 2, 9
 # Tokens of code corpora, under the names that transformers' processor asks for; so the vocabulary keeps its size.
 RENAMED = {"<gh_stars>": "<img>", "<issue_start>": "</img>", "<issue_comment>": "<IMG_CONTEXT>", "<issue_closed>": "<video>"}
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
-    "{% if message['content'] is string %}{{ message['content'] }}"
-    "{% else %}{% for content in message['content'] %}"
-    "{% if content['type'] == 'image' %}{{ '<IMG_CONTEXT>\\n' }}"
-    "{% elif content['type'] == 'video' %}{{ '<video>\\n' }}"
-    "{% elif content['type'] == 'text' %}{{ content['text'] }}"
-    "{% endif %}{% endfor %}{% endif %}"
-    "{{ '<|im_end|>\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
+CHAT_TEMPLATE = (HERE.parent / "pocket/pocket-internvl/chat_template.jinja").read_text(encoding="utf-8")
 
 PUBLISHED = {DECODER: "language_model.model.", TOWER: "vision_tower.", PROJECTOR: "multi_modal_projector."}  # names in files
 
