@@ -67,13 +67,13 @@ class Decoder {
   /// out[r,:] = embedding of ids[r]; (rows, hidden) f32.
   virtual void embed(std::span<const int32_t> ids, TensorView out, Stream& stream) = 0;
 
-  /// Runs cache.begin(), all layers and cache.end(), and tells stream.watch() of every layer of
-  /// prompts, as phase "prefill". Throws Error{kCancelled} when it wants no more: layers may hold
-  /// different rows then, and the step's sequences must be closed. When the watch is told of a
-  /// prompt's layers 1 to layers - 1, it may pause the pass (KvCache::pause()) and decode other
-  /// sequences, also over other caches, with this decoder. The returned view, (sequences,
-  /// vocab) or with all_logits (rows, vocab), f32, is valid until the next call; the caller may
-  /// overwrite it.
+  /// Runs cache.begin(), all layers and cache.end(). Reports every layer of prompts to
+  /// stream.watch(), as phase "prefill". Throws Error{kCancelled} when the watch is cancelled:
+  /// layers may hold different rows then, and the step's sequences must be closed. In its report
+  /// of a prompt's layers 1 to layers - 1, the watch may pause the pass (KvCache::pause()) and
+  /// decode other sequences, also over other caches, with this decoder. The returned view,
+  /// (sequences, vocab) or with all_logits (rows, vocab), f32, is valid until the next call; the
+  /// caller may overwrite it.
   virtual TensorView forward(const DecoderStep& step, KvCache& cache, Stream& stream,
                              const Tap& tap) = 0;
 };

@@ -124,7 +124,7 @@ TokenLogprobs logprobs_of(std::span<const float> logits, int32_t token, int most
   return found;
 }
 
-/// Whoever follows, but for how far it is.
+/// The caller's watch without its progress reports; cancelling still works.
 class QuietWatch : public Watch {
  public:
   explicit QuietWatch(const Watch* outer) noexcept : outer_(outer) {}
@@ -135,7 +135,7 @@ class QuietWatch : public Watch {
   const Watch* outer_;
 };
 
-/// Whoever follows a prompt, which pauses between layers.
+/// The caller's watch of a prompt; also calls `pause` between layers.
 class LayerWatch final : public Watch {
  public:
   LayerWatch(Watch* outer, std::function<void()> pause) : outer_(outer), pause_(std::move(pause)) {}
@@ -150,8 +150,8 @@ class LayerWatch final : public Watch {
   std::function<void()> pause_;
 };
 
-/// Whoever follows a step of decode: a short one is finished, because sequences lose their cache
-/// with a pass that is given up.
+/// The caller's watch of a decode step. A step of less than kShortStep is not cancelled, because
+/// its sequences would lose their cache with the abandoned pass.
 class StepWatch final : public QuietWatch {
  public:
   using QuietWatch::QuietWatch;

@@ -33,8 +33,8 @@ struct Question {
   bool records = false;  ///< what the prompt leaves in the cache: Answer::cached()
 };
 
-/// An answer on its way. Ends its request when nobody holds it any more. After a fork the child can
-/// only drop it.
+/// An answer that is being generated. Its destructor cancels the request. After a fork the child
+/// process can only destroy it.
 class Answer {
  public:
   Answer(std::shared_ptr<Ticket> ticket, std::string spec, std::vector<Clip> clips,
