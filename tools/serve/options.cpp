@@ -120,8 +120,10 @@ std::optional<int> parse_serve_options(int argc, char** argv, ServeOptions& opti
   app.add_option("--port", options.port, "0: any that is free")
       ->check(CLI::Range(0, 65535))
       ->capture_default_str();
-  app.add_option("--kv-memory", kv_memory,
-                 "Bytes of cache on each device, such as 8GB; default: what is free on a GPU");
+  app.add_option(
+      "--kv-memory", kv_memory,
+      "Bytes of cache on each device, such as 8GB; default: what is free on a GPU; on the "
+      "CPU 8 full contexts, at most a quarter of the memory");
   app.add_option("--max-batch", options.most_running, "Sequences at once on each device")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
