@@ -218,6 +218,8 @@ def quantizer(name: str, *, bits: float | Callable[..., float]) -> Callable[[Fun
     if callable(name):
         raise TypeError('a quantizer needs a name; write @kvlm.quantizer("name", bits=4)')
 
+    if not callable(bits) and not 0 < bits <= 64:
+        raise ValueError(f"bits={bits} of the quantizer {name} are none that an element can have; give a number above 0, at most 64")
     whole = f"python:simulated:{_checked(name)}"
 
     def decorate(function: Function) -> Function:

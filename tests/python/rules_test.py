@@ -308,6 +308,9 @@ class Quantizers(unittest.TestCase):
                 kvlm.quantizer(name, bits=4)(wrong)
         with self.assertRaises(TypeError):
             kvlm.quantizer(unchanged)
+        for bits in (-4, 0, float("nan"), 65):
+            with self.subTest(bits), self.assertRaisesRegex(ValueError, "above 0"):
+                kvlm.quantizer("of_no_bits", bits=bits)
 
     def test_it_is_listed_and_explained_as_simulated(self):
         (listed,) = kvlm.list_policies("simulated_kivi")
