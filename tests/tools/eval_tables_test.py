@@ -39,7 +39,7 @@ class Tables(WithModel):
         self.assertEqual([(row["spec"], len(row["items"]), row["task"]) for row in rows], [("f16", 2, "clips"), ("kivi", 2, "clips")])
 
     def test_budgets_are_prefixkvs_protocol(self):
-        self.run_well(*PART, "--model", "pocket-internvl", "--set", "budgets", "--no-report")
+        self.run_well(*PART, "--model", tables.POCKET / "pocket-internvl", "--set", "budgets", "--no-report")  # by its folder
         rows = results_of(self.folder / "t/pocket-internvl-budgets/results.json")
         self.assertEqual([(row["spec"], row["protocol"], sorted(row["scores"])) for row in rows],
                          [(spec, "prefixkv", ["ROUGE-L F1", "perplexity"]) for spec in ("f16", "kivi")])  # fmt: skip

@@ -6,8 +6,8 @@
 Runs coco.py and docvqa.py over all 200 records of our held-out sets for every model and every spec below and of
 claims.py; fidelity.py, PrefixKV's protocol, at its nine budgets over captions; video.py over pocket-qwen's videos under
 VidKV. Settings are calibrated on the images of tools/pocket/tuning. report.py makes the page: OUT/report/report.md.
-Start it again to continue where it ended. --model and --set run a part; parts may run at the same time, since each has a
-folder of its own. The report covers all finished parts. On a machine without the scorers' packages give --skip
+Start it again to continue where it ended. --model, which may be a folder, and --set run a part; parts may run at the
+same time, since each has a folder of its own. The report covers all finished parts. On a machine without the scorers' packages give --skip
 pycocoevalcap, then --merge --report on one that has them: no model runs again.
 """
 
@@ -26,6 +26,7 @@ import claims
 from errors import EvaluationError, run_main
 from factors import normal
 from models import ROOT
+from runs import slug
 from scorers import PACKAGE
 from shards import shard_of
 
@@ -191,7 +192,7 @@ def main() -> int:
         )
     for model in options.model or MODELS:
         for name in options.set or PARTS:
-            folder = options.out / f"{model}-{name}"
+            folder = options.out / f"{slug(Path(model).name)}-{name}"
             if model in MODELS and model not in PARTS[name].models:
                 continue
             if options.merge and not folder.exists():
