@@ -401,6 +401,8 @@ class Claims(unittest.TestCase):
             "SnapKV",
             "PyramidKV",
             "TOVA (of the prompt)",
+            "MixKV",
+            "TGV-KV",
         }
         RANDOM = " is above the random baseline"
         self.assertEqual(

@@ -322,6 +322,16 @@ _OF_RETENTION = [
     *_random("SnapKV", "snapkv", "random,evict=none"),
     *_random("PyramidKV", "pyramidkv,no_floor=on", "random,evict=none"),
     *_random("TOVA (of the prompt)", "tova,evict=none", "random,evict=none,head_shared=on"),
+    *_random("MixKV", "mixkv", "random,evict=none"),
+    *_random("TGV-KV", "tgv", "random,head_shared=on"),
+    *(
+        Claim(text, source, f"{better},keep={keep}", f"{worse},keep={keep}", f"{keep} of the tokens")
+        for text, source, better, worse in (
+            ("diversity of keys helps (MixKV above SnapKV)", "MixKV (arXiv 2510.20707), abstract", "mixkv", "snapkv"),
+            ("sums weighted by the text help (TGV-KV above uniform budgets)", "TGV-KV (arXiv 2606.03075), abstract", "tgv", "uniform"),
+        )
+        for keep in ("0.2", "0.5")
+    ),
 ]
 
 _OF_BOTH = [

@@ -89,6 +89,8 @@ pyramidinfer,keep=0.5
 knorm,keep=0.5
 keydiff,keep=0.5
 expected_attention,keep=0.5
+mixkv,keep=0.5
+tgv,keep=0.5
 calibquant,bits=2 + int4,scope=text
 calibquant,bits=2,rotate=hadamard + int4,scope=text,rotate=hadamard
 calibquant,key_bits=2,value_bits=1,rotate=hadamard + int4,scope=text,rotate=hadamard
