@@ -32,7 +32,8 @@ void check_rule(std::string_view op, const PackedSection& section, const PackRul
   if (rule.rule == CodeRule::kSign && axis != ScaleAxis::kChannel) {
     refuse(op, "signs have a scale per channel");
   }
-  if (rule.rule == CodeRule::kCodebook && axis != ScaleAxis::kToken) {
+  const bool of_norm = rule.rule == CodeRule::kNormCodebook;
+  if ((rule.rule == CodeRule::kCodebook || of_norm) && axis != ScaleAxis::kToken) {
     refuse(op, "codes of a codebook have a scale per token");
   }
   if (rule.rule == CodeRule::kTernary && axis == ScaleAxis::kHead) {
@@ -54,6 +55,9 @@ void check_rules(std::string_view op, const PackedFormat& format,
   }
   for (size_t i = 0; i < static_cast<size_t>(format.sections); ++i) {
     check_rule(op, format.section[i], rules[i], format.axis);
+    if (rules[i].rule == CodeRule::kNormCodebook && format.groups() != 1) {
+      refuse(op, "codes that are scaled by the norm of a row have one scale per row");
+    }
   }
 }
 

@@ -11,7 +11,7 @@
 
 namespace kvlm {
 
-enum class Rounding : uint8_t { kNearestEven, kFloor };
+enum class Rounding : uint8_t { kNearestEven, kFloor, kHalfUp };
 
 /// The scale of ternary codes: mean |x|; mean |x| over codes that are not 0 (twn); or 1.
 enum class TernaryScale : uint8_t { kMean, kNonZero, kUnit };
@@ -31,6 +31,8 @@ struct PackRule {
   // kTernary: codes are not 0 beyond gamma * mean |x|.
   float gamma = 0.7f;
   TernaryScale ternary_scale = TernaryScale::kMean;
+  /// kNormCodebook: the scale is such that what comes back has the norm of the row.
+  bool corrects_norm = true;
 
   bool operator==(const PackRule&) const = default;
 };
@@ -51,12 +53,12 @@ struct PackJob {
 /// rows of all jobs, which are packed as the floats that they are. NaN has no part in ranges and
 /// means; its code is 0, that of ternary codes and codebooks the one for 0. A group whose range is
 /// empty gets codes 0, scale 0 and its value as zero point; one of nothing but NaN becomes zeros.
-/// Codebooks are chosen from by x / max |x| in f32. Jobs are independent, but for those that share
-/// a range. Ends and quantiles of ranges are the same on every device; means, which signs and
-/// ternary codes are scaled by, are added in f64 in another order on CUDA. Asynchronous there.
-/// Throws Error{kInvalidArgument} for rules that the format cannot express, kUnsupported on CUDA
-/// for rows of more than 2048 channels with scales of their own and for quantiles of some channels
-/// beside signs or ternary codes of others.
+/// Codebooks are chosen from by x / max |x| or by x / |x| in f32. Jobs are independent, but for
+/// those that share a range. Ends and quantiles of ranges are the same on every device; means,
+/// which signs and ternary codes are scaled by, and norms are added in f64 in another order on
+/// CUDA. Asynchronous there. Throws Error{kInvalidArgument} for rules that the format cannot
+/// express, kUnsupported on CUDA for rows of more than 2048 channels with scales of their own and
+/// for quantiles of some channels beside signs or ternary codes of others.
 void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
           std::span<const PackJob> jobs, Stream& stream, DType dtype = DType::kF32);
 

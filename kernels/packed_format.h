@@ -47,8 +47,8 @@ constexpr PackedSection section_of(CodeFormat format, int channels) noexcept {
     return PackedSection{.code = format,
                          .channels = channels,
                          .zero_stored = code.kZeroStored,
-                         .slope = code.kSlope,
-                         .offset = code.kOffset};
+                         .slope = codecs::slope_of<decltype(code)>(channels),
+                         .offset = codecs::offset_of<decltype(code)>(channels)};
   });
 }
 

@@ -47,7 +47,8 @@ struct AffineRange {
     const float scaled = (x - start) / step;
     if (!(scaled > 0)) return 0;
     if (scaled >= top) return levels;
-    return static_cast<int>(rounding == Rounding::kFloor ? std::floor(scaled) : round_even(scaled));
+    if (rounding == Rounding::kNearestEven) return static_cast<int>(round_even(scaled));
+    return static_cast<int>(std::floor(rounding == Rounding::kFloor ? scaled : scaled + 0.5f));
   }
 };
 
@@ -83,21 +84,57 @@ VLM_HD inline int ternary_digit(float x, float threshold) noexcept {
 /// finite: every code is that of 0 then.
 VLM_HD inline float codebook_scale(float most) noexcept { return std::isfinite(most) ? most : 0; }
 
-/// The stored code of x under a scale that is not rounded yet: how many midpoints of neighbouring
-/// numbers of the codebook lie below x / scale. The division is as in bitsandbytes' kernels.
+/// The stored code of x: how many midpoints of neighbouring numbers of the codebook lie below x /
+/// scale, or under kNormCodebook not above it, with scale from norm_unit(). The divisions are as in
+/// bitsandbytes' and vLLM's kernels.
 VLM_HD inline int codebook_code(CodeFormat format, float x, float scale) noexcept {
   return with_code(format, [=](auto code) {
     int below = 0;
     if constexpr (codecs::Codebook<decltype(code)>) {
       constexpr auto kValues = code.kValues;
+      constexpr bool kTiesUp = code.kRule == CodeRule::kNormCodebook;
       const float place = x / scale;
       if (scale == 0 || place != place) return code.kZeroCode;
       for (size_t i = 0; i + 1 < kValues.size(); ++i) {
-        below += place > (kValues[i] + kValues[i + 1]) / 2 ? 1 : 0;
+        const float middle = (kValues[i] + kValues[i + 1]) / 2;
+        below += place > middle || (kTiesUp && place == middle) ? 1 : 0;
       }
     }
     return below;
   });
+}
+
+/// What the numbers of a row are divided by before they are coded under kNormCodebook; 0 if its
+/// norm is not finite: every code is that of 0 then.
+///   squares  the sum of the squares of its `channels` numbers
+VLM_HD inline float norm_unit(double squares, int channels) noexcept {
+  const auto norm = static_cast<float>(sqrt(squares));
+  if (!std::isfinite(norm)) return 0;
+  return (norm + 1e-8f) / sqrtf(static_cast<float>(channels));
+}
+
+/// The square of the integer that a code of a codebook stands for: (c - 127)^2.
+VLM_HD inline unsigned square_of(CodeFormat format, int code_of) noexcept {
+  return with_code(format, [=](auto code) -> unsigned {
+    if constexpr (codecs::Codebook<decltype(code)>) {
+      constexpr auto kIntegers = code.kIntegers;
+      const int e = kIntegers[static_cast<size_t>(code_of)] - 127;
+      return static_cast<unsigned>(e * e);
+    }
+    return 0;
+  });
+}
+
+/// The stored scale of a row under kNormCodebook: its norm, over that of its codes' numbers if the
+/// rule says so.
+///   code_squares  the sum of square_of() its codes
+VLM_HD inline float norm_scale(CodeFormat format, const PackRule& rule, double squares,
+                               unsigned code_squares, int channels) noexcept {
+  const auto norm = static_cast<float>(sqrt(squares));
+  if (!std::isfinite(norm)) return 0;
+  if (!rule.corrects_norm) return norm;
+  const auto slope = static_cast<double>(section_of(format, channels).slope);
+  return static_cast<float>(sqrt(squares) / (slope * sqrt(static_cast<double>(code_squares))));
 }
 
 }  // namespace kvlm::quantize

@@ -138,8 +138,7 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
   const bool decodes = !std::all_of(step_.begin(), step_.end(), is_prompt);
   const bool prompts = std::any_of(step_.begin(), step_.end(), is_prompt);
   const QkvRows given{q, k, v};
-  const bool turns = rotation_.turns(layer);
-  const QkvRows stored = turns ? rotation_.turned(given, !prompts, stream) : given;
+  const QkvRows stored = rotation_.turned(layer, given, !prompts, stream);
   // Packed attention reads queries while it writes outputs; attention of unpacked tokens does not.
   const bool in_place =
       traits_.holds_rows_alone(layer) && (!gpu_.serves() || gpu_.attends_in_place(layer));
@@ -161,7 +160,9 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
   } else if (decodes) {
     decode_.attend(layer, queries.as<float>(), stored.k, stored.v, out, scale, stream);
   }
-  if (turns && decodes) Rotation::turn_generated_back(out, step_, stream);
+  if (rotation_.rotated(layer) == Rotated::kKeysAndValues && decodes) {
+    Rotation::turn_generated_back(out, step_, stream);
+  }
 }
 
 /// Attention of prompt tokens: in the given basis if the sequence has no stored tokens, else in the
@@ -180,7 +181,9 @@ void PolicyCache::attend_prompt(const StepRows& rows, int layer, const QkvRows& 
       prompts_.finish_group(sequence, rows, layer, stream);
     }
   }
-  if (rotation_.turns(layer) && !begins) Rotation::turn_back(out, stream);
+  if (rotation_.rotated(layer) == Rotated::kKeysAndValues && !begins) {
+    Rotation::turn_back(out, stream);
+  }
 }
 
 uint64_t PolicyCache::repetition() const noexcept {

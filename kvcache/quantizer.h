@@ -40,6 +40,9 @@ struct Packing {
   bool range_of_layer = false;
 };
 
+/// What is stored rotated by a Hadamard matrix (option rotate).
+enum class Rotated : uint8_t { kNothing, kKeys, kKeysAndValues };
+
 /// What a quantizer learned about one kv_head of one layer at the end of a prompt.
 struct HeadFacts {
   /// (head_dim,) channel order of packed keys; empty: unchanged. VidKV: the channels of the first
@@ -113,6 +116,9 @@ class Quantizer {
   virtual size_t facts_bytes(int /*kv_heads*/) const noexcept { return 0; }
   /// Basis in which keys are packed, after learn() ordered the channels. Null: the model's basis.
   virtual const KeyBasis* key_basis() const noexcept { return nullptr; }
+
+  /// What rotate=auto means.
+  virtual Rotated rotated() const noexcept { return Rotated::kNothing; }
 
   /// Layers that use another layer's codes (XQuant).
   virtual ShareMap share() const { return {}; }

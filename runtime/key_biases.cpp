@@ -123,8 +123,9 @@ std::string loud_key_bias(const WeightMap& weights, const CachePlan& plan) {
     const auto found = loudest_of(weights, name, *layer, plan.shape);
     if (!found) continue;
     const double bits = packer->quantizer->packing(KvSide::kKeys, *layer).nominal_bits;
-    // rotate=hadamard shares a channel's bias out among all.
-    const double shared = plan.turns(*layer) ? std::sqrt(plan.shape.head_dim) : 1;
+    // A rotation shares a channel's bias out among all.
+    const bool shares = plan.rotated(*layer) != Rotated::kNothing;
+    const double shared = shares ? std::sqrt(plan.shape.head_dim) : 1;
     if (found->spreads / shared <= kStepsOfSpread * std::max(15.0, std::exp2(bits) - 1)) continue;
     ++layers;
     if (found->spreads <= loudest.spreads) continue;

@@ -20,10 +20,13 @@
 //   at()         the integer c that attention multiplies for code i: the definition for decoders
 //   kZeroStored, kSlope, kOffset
 //                defaults of PackedSection: x = kSlope * s * c + z, z stored or kOffset * s
-//   kValues      of a codebook: (16,) T, ascending from -1 to 1. x becomes the code of the T
-//                nearest to x / max |x|; a tie goes down
+//   kValues      of a codebook: (2^kBits,) T, ascending, symmetric about 0 or with 0. x becomes the
+//                code of the T nearest to x / max |x| (kCodebook; a tie goes down) or to
+//                sqrt(channels) x / |x| (kNormCodebook; a tie goes up)
 //   kIntegers    of a codebook: (16,) c of every stored code
 //   kZeroCode    of a codebook: the code of 0 and of NaN
+//   kOfUnitRows  of a codebook: a row of norm 1 is coded, times sqrt(channels): kSlope and kOffset
+//                are divided by that root
 //
 // On the tensor cores (kernels/cuda/attend/fused_*.cuh) a struct of the same file reads the codes
 // of a token from shared memory and widens them to integers of kWidth bits, lowest first in words.
@@ -54,18 +57,21 @@ enum class CodeFormat : uint8_t {
   kBits6,
   kBits7,
   kBits8,
-  kTrit5,   ///< ternary digits 0..2, five to a byte: sum of digit_i * 3^i; padded with digit 1
-  kTrit2b,  ///< ternary digits 0..2 as 2-bit codes
-  kNf4,     ///< 4 bits: numbers of a table times the greatest magnitude of a group
-  kEnd,     ///< not a code: comes after the last
+  kTrit5,      ///< ternary digits 0..2, five to a byte: sum of digit_i * 3^i; padded with digit 1
+  kTrit2b,     ///< ternary digits 0..2 as 2-bit codes
+  kNf4,        ///< 4 bits: numbers of a table times the greatest magnitude of a group
+  kLloydMax3,  ///< 3 bits: numbers of a table times the norm of a row (TurboQuant)
+  kLloydMax4,  ///< the same at 4 bits
+  kEnd,        ///< not a code: comes after the last
 };
 
 /// How numbers become codes.
 enum class CodeRule : uint8_t {
-  kAffine,    ///< equal steps over a range: min-max, quantiles, shrunk ranges
-  kTernary,   ///< -1, 0, 1 about a threshold (VidKV eq. 6)
-  kSign,      ///< 1 iff x >= 0, scale mean |x| (VidKV eq. 5)
-  kCodebook,  ///< the nearest number of a table times max |x|, which is the scale (NF4)
+  kAffine,        ///< equal steps over a range: min-max, quantiles, shrunk ranges
+  kTernary,       ///< -1, 0, 1 about a threshold (VidKV eq. 6)
+  kSign,          ///< 1 iff x >= 0, scale mean |x| (VidKV eq. 5)
+  kCodebook,      ///< the nearest number of a table times max |x|, which is the scale (NF4)
+  kNormCodebook,  ///< the nearest number of a table times the norm of a row (TurboQuant)
 };
 
 }  // namespace kvlm
@@ -80,6 +86,25 @@ template <class C>
 concept Codebook = requires {
   C::kIntegers;
 };
+
+/// sqrt(n) of whole n, in f32.
+constexpr float root_of(int n) noexcept {
+  double root = n;
+  for (double next = (root + 1) / 2; next < root; next = (root + n / root) / 2) root = next;
+  return static_cast<float>(root);
+}
+
+/// kSlope and kOffset of a section of `channels`.
+template <class C>
+constexpr float slope_of(int channels) noexcept {
+  if constexpr (Codebook<C>) return C::kSlope / (C::kOfUnitRows ? root_of(channels) : 1);
+  return C::kSlope;
+}
+template <class C>
+constexpr float offset_of(int channels) noexcept {
+  if constexpr (Codebook<C>) return C::kOffset / (C::kOfUnitRows ? root_of(channels) : 1);
+  return C::kOffset;
+}
 
 /// Channels that are coded alike.
 struct Section {

@@ -2,6 +2,7 @@
 
 #include "kernels/codecs/bits.h"
 #include "kernels/codecs/bits21.h"
+#include "kernels/codecs/lloyd_max.h"
 #include "kernels/codecs/nf4.h"
 #include "kernels/codecs/trits.h"
 

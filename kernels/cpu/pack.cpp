@@ -128,9 +128,11 @@ class Packer {
         const size_t first = row * width_ + g * group;
         const size_t n = std::min(group, width_ - g * group);
         if (rule.rule != CodeRule::kAffine) {
-          const float scale = rule.rule == CodeRule::kTernary
-                                  ? code_ternary({x_ + first, n}, rule, codes_ + first, 1)
-                                  : code_by_codebook({x_ + first, n}, codes_ + first);
+          const std::span<const float> numbers(x_ + first, n);
+          const float scale =
+              rule.rule == CodeRule::kTernary    ? code_ternary(numbers, rule, codes_ + first, 1)
+              : rule.rule == CodeRule::kCodebook ? code_by_codebook(numbers, codes_ + first)
+                                                 : code_by_norm(numbers, rule, codes_ + first);
           quantize::store_meta(job_.scales, format_.meta, row * groups + g, scale);
           continue;
         }
@@ -165,6 +167,7 @@ class Packer {
             pack_sign_channel(channel, column);
             break;
           case CodeRule::kCodebook:  // scales per token alone
+          case CodeRule::kNormCodebook:
             break;
         }
       }
@@ -212,6 +215,24 @@ class Packer {
       *codes++ = static_cast<uint8_t>(quantize::codebook_code(format_.section[0].code, x, scale));
     }
     return scale;
+  }
+
+  /// The same of a row that is scaled by its norm.
+  float code_by_norm(std::span<const float> row, const PackRule& rule, uint8_t* codes) const {
+    const CodeFormat format = format_.section[0].code;
+    const auto channels = static_cast<int>(row.size());
+    double squares = 0;
+    for (const float x : row) {
+      squares += std::isnan(x) ? 0 : static_cast<double>(x) * static_cast<double>(x);
+    }
+    const float unit = quantize::norm_unit(squares, channels);
+    unsigned code_squares = 0;
+    for (const float x : row) {
+      const int code = quantize::codebook_code(format, x, unit);
+      *codes++ = static_cast<uint8_t>(code);
+      code_squares += quantize::square_of(format, code);
+    }
+    return quantize::norm_scale(format, rule, squares, code_squares, channels);
   }
 
   void pack_sign_channel(size_t channel, std::span<const float> column) {

@@ -73,6 +73,9 @@ void unpack_row(const uint8_t* row, size_t count, uint8_t* out) {
     std::memcpy(out, row, count);
   } else if constexpr (Code::kBits > 0 && !codecs::Codebook<Code>) {
     unpack_bits<Code::kBits>(row, count, out);
+  } else if constexpr (codecs::Codebook<Code> && Code::kUnitBytes > 1) {
+    unpack_bits<Code::kBits>(row, count, out);
+    for (size_t i = 0; i < count; ++i) out[i] = Code::kIntegers[out[i]];
   } else if constexpr (Code::kUnitBytes == 1) {
     for (size_t i = 0; i * Code::kUnitCodes < count; ++i) {
       std::memcpy(out + i * Code::kUnitCodes, &kOfByte<Code>[row[i]], 8);

@@ -27,6 +27,19 @@ std::vector<HeadRows> Inspector::read(const Sequence& sequence, const std::vecto
   return found;
 }
 
+/// Rotates what unpack() made back to the basis of the model.
+void Inspector::turn_back(const std::vector<HeadState>& heads, Rotated rotated, Stream& stream) {
+  if (rotated == Rotated::kNothing) return;
+  const auto dim = static_cast<int64_t>(traits_.dim());
+  float* at = floats_.data();
+  for (const HeadState& head : heads) {
+    const int64_t rows = head.slots();
+    const int64_t turned = rotated == Rotated::kKeysAndValues ? 2 * rows : rows;
+    Rotation::turn_back(TensorView(at, DType::kF32, {turned, dim}, traits_.device()), stream);
+    at += 2 * rows * dim;
+  }
+}
+
 /// Keys, then values, for each KV head in turn.
 const std::vector<float>& Inspector::unpack(const std::vector<HeadState>& heads, int layer,
                                             Stream& stream) {
@@ -41,12 +54,7 @@ const std::vector<float>& Inspector::unpack(const std::vector<HeadState>& heads,
     unpacker_.unpack_head(head, layer, to, to + of_keys, stream);
     to += 2 * of_keys;
   }
-  if (elements > 0 && traits_.plan().turns(layer)) {
-    const auto dim = static_cast<int64_t>(traits_.dim());
-    Rotation::turn_back(TensorView(floats_.data(), DType::kF32,
-                                   {static_cast<int64_t>(elements) / dim, dim}, traits_.device()),
-                        stream);
-  }
+  turn_back(heads, traits_.plan().rotated(layer), stream);
   if (on_host_.size() < elements) on_host_.resize(elements);
   const Shape shape{static_cast<int64_t>(elements)};
   copy(TensorView(on_host_.data(), DType::kF32, shape),

@@ -30,6 +30,7 @@ class Inspector {
 
  private:
   const std::vector<float>& unpack(const std::vector<HeadState>& heads, int layer, Stream& stream);
+  void turn_back(const std::vector<HeadState>& heads, Rotated rotated, Stream& stream);
   std::vector<int16_t> tags_of(const Sequence& sequence, const HeadState& head) const;
 
   const CacheTraits& traits_;

@@ -10,19 +10,19 @@
 
 namespace kvlm {
 
-/// Layers that store keys and values rotated by a Hadamard matrix (rotate=hadamard;
-/// docs/formulas.md, "Rotation"). Queries, keys and values are rotated on arrival, and attention
-/// outputs over stored tokens are rotated back.
+/// Layers that store keys, or keys and values, rotated by a Hadamard matrix (option rotate;
+/// docs/formulas.md, "Rotation"). Queries are rotated with keys on arrival, and attention outputs
+/// over stored values are rotated back.
 class Rotation {
  public:
   explicit Rotation(const CacheTraits& traits);
 
   /// Allocates for the generated tokens of a step.
   void reserve(const Workload& load);
-  bool turns(int layer) const noexcept { return traits_.plan().turns(layer); }
-  /// The rows of a step, rotated; valid until the next call.
+  Rotated rotated(int layer) const noexcept { return traits_.plan().rotated(layer); }
+  /// The rows of a step, as they are stored in `layer`; valid until the next call.
   ///   generated  all are decode tokens: their memory moves only in reserve()
-  QkvRows turned(const QkvRows& rows, bool generated, Stream& stream);
+  QkvRows turned(int layer, const QkvRows& rows, bool generated, Stream& stream);
   /// Rotates vectors along the last axis back, in place.
   static void turn_back(TensorView rows, Stream& stream);
   /// The same for a step's generated tokens; consecutive ones share a launch.

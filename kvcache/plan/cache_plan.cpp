@@ -17,17 +17,18 @@ const CachePlan::Packer* CachePlan::packer(Scope scope, int layer) const noexcep
   return found == nullptr || found->format ? nullptr : found;
 }
 
-bool CachePlan::turns(int layer) const noexcept {
+Rotated CachePlan::rotated(int layer) const noexcept {
+  Rotated most = Rotated::kNothing;
   for (const Scope scope : {Scope::kAll, Scope::kVisual, Scope::kText}) {
     const Packer* found = packer(scope, layer);
-    if (found != nullptr && found->turns) return true;
+    if (found != nullptr) most = std::max(most, found->rotated);
   }
-  return false;
+  return most;
 }
 
-bool CachePlan::turns_any() const noexcept {
+bool CachePlan::rotates_any() const noexcept {
   return std::any_of(packers.begin(), packers.end(),
-                     [](const Packer& packer) { return packer.turns; });
+                     [](const Packer& packer) { return packer.rotated != Rotated::kNothing; });
 }
 
 bool CachePlan::packs() const noexcept {

@@ -32,7 +32,7 @@ struct CachePlan {
     std::optional<DType> format;  ///< if a plain format
     Scope scope = Scope::kAll;
     LayerRanges layers;  ///< empty: the layers not named by another packer of its scope
-    bool turns = false;  ///< rotate=hadamard
+    Rotated rotated = Rotated::kNothing;
     std::unique_ptr<Quantizer> quantizer;  ///< null for a plain format
   };
 
@@ -57,9 +57,9 @@ struct CachePlan {
 
   /// The packer of `scope` in `layer` (kAll unless split); null: unpacked.
   const Packer* packer(Scope scope, int layer) const noexcept;
-  /// Keys and values of `layer` are stored rotated (rotate=hadamard).
-  bool turns(int layer) const noexcept;
-  bool turns_any() const noexcept;
+  /// What of `layer` is stored rotated.
+  Rotated rotated(int layer) const noexcept;
+  bool rotates_any() const noexcept;
   /// Some layer packs tokens.
   bool packs() const noexcept;
   /// Nothing is evicted, packed or simulated.

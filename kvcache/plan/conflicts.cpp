@@ -215,9 +215,11 @@ Names turned_in_part(const CachePlan& plan) {
     const Packer* b = plan.packer(Scope::kText, layer);
     if (a == nullptr || b == nullptr || a->quantizer == nullptr || b->quantizer == nullptr)
       continue;
-    if (a->turns == b->turns) continue;
-    return {{(a->turns ? a : b)->part.name, (a->turns ? b : a)->part.name,
-             part_text((a->turns ? b : a)->part) + ",rotate=hadamard"}};
+    if (a->rotated == b->rotated) continue;
+    if (a->rotated < b->rotated) std::swap(a, b);
+    return {
+        {a->part.name, b->part.name,
+         with_option(b->part, "rotate", a->rotated == Rotated::kKeys ? "keys" : "hadamard", "")}};
   }
   return std::nullopt;
 }
@@ -225,7 +227,7 @@ Names turned_in_part(const CachePlan& plan) {
 // -------------------------------------------------------------------------------------- retention
 
 Names scores_turned_keys(const CachePlan& plan) {
-  if (plan.retention == nullptr || !plan.retention->needs().queries || !plan.turns_any()) {
+  if (plan.retention == nullptr || !plan.retention->needs().queries || !plan.rotates_any()) {
     return std::nullopt;
   }
   return {{part_text(*plan.retention_part)}};
@@ -260,7 +262,7 @@ bool same_codes(const PackedFormat& a, const PackedFormat& b) {
 
 Names packed_differently(const SharedLayer& shared) {
   const auto& [plan, side, layer, owner, here, there] = shared;
-  if (here != nullptr && there != nullptr && here->turns == there->turns &&
+  if (here != nullptr && there != nullptr && here->rotated == there->rotated &&
       same_codes(here->quantizer->packing(side, layer).format,
                  there->quantizer->packing(side, owner).format)) {
     return std::nullopt;

@@ -19,6 +19,14 @@ Scope scope_of(const OptionValues& options) {
   return options.text("scope") == "text" ? Scope::kText : Scope::kAll;
 }
 
+/// What option rotate says; "auto" leaves it to the quantizer.
+Rotated rotated_of(const OptionValues& options, const Quantizer& quantizer) {
+  const std::string_view text = options.text("rotate");
+  if (text == "auto") return quantizer.rotated();
+  if (text == "keys") return Rotated::kKeys;
+  return text == "hadamard" ? Rotated::kKeysAndValues : Rotated::kNothing;
+}
+
 /// A plan without policy objects.
 std::shared_ptr<CachePlan> sorted_words(const CacheSpec& spec, const CacheShape& shape) {
   auto plan = std::make_shared<CachePlan>();
@@ -39,12 +47,11 @@ std::shared_ptr<CachePlan> sorted_words(const CacheSpec& spec, const CacheShape&
       continue;
     }
     CachePlan::Packer packer{
-        part, find_format(part.name), scope_of(OptionValues(info, part)), {}, false, {}};
+        part, find_format(part.name), scope_of(OptionValues(info, part)), {}, {}, {}};
     if (const std::string* layers = part.find("layers")) {
       packer.layers = *parse_layer_ranges(*layers);
     }
     if (packer.format) plan->rows = *packer.format;
-    packer.turns = !packer.format && OptionValues(info, part).text("rotate") == "hadamard";
     if (packer.scope != Scope::kAll && !packer.format) plan->split = true;
     plan->packers.push_back(std::move(packer));
   }
@@ -97,7 +104,9 @@ void make_quantizers(CachePlan& plan, const PolicyContext& context) {
     require_layers(plan, packer);
     if (packer.format) continue;
     const QuantizerEntry& entry = *find_quantizer(packer.part.name);
-    packer.quantizer = entry.make(OptionValues(entry.info, packer.part), context);
+    const OptionValues options(entry.info, packer.part);
+    packer.quantizer = entry.make(options, context);
+    packer.rotated = rotated_of(options, *packer.quantizer);
     ShareMap share = packer.quantizer->share();
     if (share.any() && !plan.share.any()) plan.share = std::move(share);
   }

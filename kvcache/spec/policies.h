@@ -14,6 +14,7 @@ extern const QuantizerEntry int4;
 extern const QuantizerEntry int8;
 extern const QuantizerEntry kivi;
 extern const QuantizerEntry nf4;
+extern const QuantizerEntry turboquant;
 extern const QuantizerEntry vidkv;
 extern const QuantizerEntry xquant;
 

@@ -38,11 +38,11 @@ constexpr OptionInfo kLayers{.key = "layers",
 
 constexpr OptionInfo kRotate{
     .key = "rotate",
-    .choices = "off|hadamard",
+    .choices = "off|hadamard|keys",
     .standard = "off",
     .help =
         "hadamard: keys and values are stored rotated by a Hadamard matrix over the channels of a "
-        "head, which spreads outliers; off: they are not"};
+        "head, which spreads outliers; keys: keys alone; off: neither"};
 
 constexpr OptionInfo kProfile{.key = "profile",
                               .choices = "default|official|paper",
@@ -139,8 +139,8 @@ std::optional<std::string> checked(const OptionInfo& option, std::string_view va
   return std::nullopt;
 }
 
-/// The choice that was probably meant: the nearest number or spelling. If the choices are off and
-/// one other, a word for yes means the other.
+/// The choice that was probably meant: the nearest number or spelling. If the first choice is
+/// off, a word for yes means the second.
 std::string nearest_choice(const std::vector<std::string_view>& choices, std::string_view value) {
   if (choices.size() == 1) return std::string(choices[0]);
   const std::optional<double> number = real_number(value);
@@ -150,7 +150,7 @@ std::string nearest_choice(const std::vector<std::string_view>& choices, std::st
     }));
   }
   const std::string_view nearest = nearest_spelling(value, choices);
-  if (!nearest.empty() || choices.size() != 2 || choices[0] != "off") return std::string(nearest);
+  if (!nearest.empty() || choices[0] != "off") return std::string(nearest);
   constexpr std::string_view kOn[] = {"yes", "on", "true", "1"};
   return std::string(std::ranges::find(kOn, value) == std::end(kOn) ? "" : choices[1]);
 }
@@ -225,15 +225,16 @@ std::string_view value_in(const OptionInfo& option, std::string_view profile) {
 
 std::vector<const OptionInfo*> options_of(const PolicyInfo& info) {
   std::vector<const OptionInfo*> options;
-  bool has_scope = false;
-  for (const OptionInfo& option : info.options) {
-    options.push_back(&option);
-    has_scope = has_scope || option.key == kScope.key;
-  }
+  for (const OptionInfo& option : info.options) options.push_back(&option);
+  const auto has_own = [&](const OptionInfo& shared) {
+    return std::ranges::any_of(info.options,
+                               [&](const auto& own) { return own.key == shared.key; });
+  };
   if (info.kind == PartKind::kQuantizer) {
-    if (!has_scope) options.push_back(&kScope);
+    if (!has_own(kScope)) options.push_back(&kScope);
     options.push_back(&kLayers);
-    if (!info.options.empty()) options.push_back(&kRotate);  // unpacked tokens need no rotation
+    // Unpacked tokens need no rotation.
+    if (!info.options.empty() && !has_own(kRotate)) options.push_back(&kRotate);
   }
   // Plain formats and sharing parts have no publication, so no profile.
   if (info.kind != PartKind::kSharing && !info.options.empty()) options.push_back(&kProfile);

@@ -59,9 +59,9 @@ constexpr std::array kFormats = {
 
 // To add a policy, add a line here (and its name in policies.h).
 constexpr std::array kQuantizers = {
-    &quantizers::int8,       &quantizers::int4,   &quantizers::nf4,
-    &quantizers::kivi,       &quantizers::asymkv, &quantizers::head_quantile,
-    &quantizers::calibquant, &quantizers::xquant, &quantizers::vidkv,
+    &quantizers::int8,   &quantizers::int4,   &quantizers::nf4,           &quantizers::turboquant,
+    &quantizers::kivi,   &quantizers::asymkv, &quantizers::head_quantile, &quantizers::calibquant,
+    &quantizers::xquant, &quantizers::vidkv,
 };
 
 constexpr std::array kRetentions = {

@@ -123,6 +123,12 @@ constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
     {"int3", "kivi,bits=3"},
     {"quarot", "int4,rotate=hadamard"},
     {"spinquant", "int4,rotate=hadamard"},
+    {"turboquant_k8v4", "turboquant,key_bits=8"},
+    {"turboquant_4bit_nc", "turboquant"},
+    {"turboquant_k3v4_nc", "turboquant,key_bits=3"},
+    {"turboquant_3bit_nc", "turboquant,key_bits=3,value_bits=3"},
+    {"turbo4", "turboquant,values=table"},
+    {"turbo3", "turboquant,key_bits=3,value_bits=3,values=table"},
 };
 
 /// Published policies that we did not build, and the reasons (docs/formulas.md, "Not built").
@@ -134,14 +140,14 @@ constexpr std::string_view kNoPruning =
     "snapkv or prefixkv";
 constexpr std::string_view kNoCodebooks =
     "it needs learned codebooks, sketches or sparse outliers, which no format here has; "
-    "the nearest are kivi, nf4 and int4,rotate=hadamard";
+    "the nearest are kivi, nf4 and turboquant";
 constexpr std::string_view kNoSparseReading =
     "it keeps every token and reads some of them a step; rules here evict, for example snapkv";
 constexpr std::pair<std::string_view, std::string_view> kNotBuilt[] = {
-    {"minicache", kNoSharedRows}, {"slerp", kNoSharedRows},    {"fastv", kNoPruning},
-    {"sparsevlm", kNoPruning},    {"visionzip", kNoPruning},   {"pyramiddrop", kNoPruning},
-    {"kvquant", kNoCodebooks},    {"gear", kNoCodebooks},      {"qjl", kNoCodebooks},
-    {"turboquant", kNoCodebooks}, {"quest", kNoSparseReading}, {"minference", kNoSparseReading},
+    {"minicache", kNoSharedRows}, {"slerp", kNoSharedRows},         {"fastv", kNoPruning},
+    {"sparsevlm", kNoPruning},    {"visionzip", kNoPruning},        {"pyramiddrop", kNoPruning},
+    {"kvquant", kNoCodebooks},    {"gear", kNoCodebooks},           {"qjl", kNoCodebooks},
+    {"quest", kNoSparseReading},  {"minference", kNoSparseReading},
 };
 
 std::string lower_case(std::string_view name) {

@@ -279,6 +279,9 @@ TEST_F(SmallPacked, KeysAndValuesInTwoPasses) {
     for (const int group : {32, 64, head_dim}) {
       check(head_dim, {kNf4, kToken, group}, {kNf4, kToken, group});
     }
+    check(head_dim, {kLloydMax4, kToken, head_dim}, {kBits4, kToken, head_dim});
+    check(head_dim, {kLloydMax3, kToken, head_dim}, {kBits3, kToken, head_dim});
+    check(head_dim, {kLloydMax3, kToken, head_dim}, {kLloydMax4, kToken, head_dim});
   }
   for (const Codes& values : {Codes{kTrit5, kChannel}, {kTrit5, kToken, 32}, {kTrit2b, kChannel}}) {
     check(128, {kBits2, kChannel, 0, true}, values);
@@ -363,6 +366,10 @@ TEST_F(SmallPacked, PackingByEveryRule) {
                          {.rule = CodeRule::kTernary, .ternary_scale = TernaryScale::kNonZero}},
                         {{CodeFormat::kNf4, kToken, 8}, {.rule = CodeRule::kCodebook}},
                         {{CodeFormat::kNf4, kToken, 32}, {.rule = CodeRule::kCodebook}},
+                        {{CodeFormat::kLloydMax3, kToken, 20}, {.rule = CodeRule::kNormCodebook}},
+                        {{CodeFormat::kLloydMax4, kToken, 20},
+                         {.rule = CodeRule::kNormCodebook, .corrects_norm = false}},
+                        {{CodeFormat::kBits4, kToken, 20}, {.rounding = Rounding::kHalfUp}},
                         {{CodeFormat::kBits2, kChannel, 0, true}, {}}};
   for (const Case& c : cases) {
     const PackedFormat format = c.codes.format(20);

@@ -26,15 +26,21 @@ using ::testing::HasSubstr;
 using Rows = std::vector<std::vector<double>>;
 
 constexpr double kTolerance = 1e-5;
-constexpr CodeFormat kEveryCode[] = {CodeFormat::kBits1,  CodeFormat::kBits2, CodeFormat::kBits3,
-                                     CodeFormat::kBits4,  CodeFormat::kBits5, CodeFormat::kBits6,
-                                     CodeFormat::kBits7,  CodeFormat::kBits8, CodeFormat::kTrit5,
-                                     CodeFormat::kTrit2b, CodeFormat::kNf4};
+constexpr CodeFormat kEveryCode[] = {
+    CodeFormat::kBits1,    CodeFormat::kBits2,  CodeFormat::kBits3, CodeFormat::kBits4,
+    CodeFormat::kBits5,    CodeFormat::kBits6,  CodeFormat::kBits7, CodeFormat::kBits8,
+    CodeFormat::kTrit5,    CodeFormat::kTrit2b, CodeFormat::kNf4,   CodeFormat::kLloydMax3,
+    CodeFormat::kLloydMax4};
 
 /// The integer that a stored code is read as (docs/formulas.md, "Codebooks").
 int integer_of(CodeFormat format, int code) {
   constexpr int kNf4[16] = {0,   39,  60,  77,  91,  104, 115, 127,
                             137, 147, 158, 170, 183, 198, 219, 254};
+  constexpr int kLloydMax3[8] = {0, 48, 82, 113, 141, 172, 206, 254};
+  constexpr int kLloydMax4[16] = {0,   31,  52,  69,  83,  96,  109, 121,
+                                  133, 145, 158, 171, 185, 202, 223, 254};
+  if (format == CodeFormat::kLloydMax3) return kLloydMax3[code];
+  if (format == CodeFormat::kLloydMax4) return kLloydMax4[code];
   return format == CodeFormat::kNf4 ? kNf4[code] : code;
 }
 

@@ -22,8 +22,16 @@ using ::testing::ElementsAre;
 using ::testing::FloatNear;
 using ::testing::Pointwise;
 
-/// The integers that codes of NF4 are read as (docs/formulas.md, "Codebooks").
+/// The integers that codes of codebooks are read as (docs/formulas.md, "Codebooks").
 constexpr int kNf4[16] = {0, 39, 60, 77, 91, 104, 115, 127, 137, 147, 158, 170, 183, 198, 219, 254};
+constexpr int kLloydMax3[8] = {0, 48, 82, 113, 141, 172, 206, 254};
+constexpr int kLloydMax4[16] = {0,   31,  52,  69,  83,  96,  109, 121,
+                                133, 145, 158, 171, 185, 202, 223, 254};
+int integer_of(CodeFormat format, int code) {
+  if (format == CodeFormat::kNf4) return kNf4[code];
+  if (format == CodeFormat::kLloydMax3) return kLloydMax3[code];
+  return format == CodeFormat::kLloydMax4 ? kLloydMax4[code] : code;
+}
 
 /// A block in memory of its own.
 struct Block {
@@ -342,6 +350,81 @@ TEST(Pack, CodebookErrorOfNormalNumbers) {
   EXPECT_NEAR(mse(x, y), 0.00849, 5e-5);
 }
 
+/// One rotated key in a codebook of TurboQuant.
+Block packed_by_norm(const std::vector<float>& x, CodeFormat code, bool corrects_norm = true) {
+  PackedFormat format = one_group(4, x.size(), DType::kF16);
+  format.section[0] = section_of(code, static_cast<int>(x.size()));
+  return packed(format, {PackRule{.rule = CodeRule::kNormCodebook, .corrects_norm = corrects_norm}},
+                x);
+}
+
+/// Keys of the worked examples of docs/formulas.md after their rotation.
+TEST(Pack, RowsByTheirNormOfTheWorkedExamples) {
+  struct Case {
+    std::vector<float> x;
+    CodeFormat code;
+    float scale, norm;
+    std::vector<int> bytes;
+    std::vector<float> back;
+  };
+  constexpr CodeFormat k3 = CodeFormat::kLloydMax3;
+  constexpr CodeFormat k4 = CodeFormat::kLloydMax4;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> key{2.5f, -2.5f, 0.5f, 1.5f};  // 1 2 -1 3
+  for (const Case& c :
+       {Case{key,
+             k3,
+             3.76953125f,
+             3.873046875f,
+             {14, 11},
+             {2.522970f, -2.522970f, 0.447109f, 1.437135f}},
+        Case{key,
+             k4,
+             4.09765625f,
+             3.873046875f,
+             {60, 168},
+             {2.556844f, -2.556844f, 0.264501f, 1.366589f}},
+        Case{{1, 0, 0, 0},
+             k3,
+             0.9130859375f,
+             1,
+             {39, 9},
+             {0.982456f, 0.108302f, 0.108302f, 0.108302f}},
+        Case{{0, 0, 0, 0}, k4, 0, 0, {136, 136}, {0, 0, 0, 0}},
+        Case{{nan, nan}, k4, 0, 0, {136}, {0, 0}}, Case{{infinity, 1}, k4, 0, 0, {136}, {0, 0}}}) {
+    const Block block = packed_by_norm(c.x, c.code);
+    EXPECT_THAT(block.scale(), ElementsAre(c.scale));
+    EXPECT_THAT(packed_by_norm(c.x, c.code, false).scale(), ElementsAre(c.norm));
+    std::vector<int> bytes;
+    for (const std::byte b : block.codes) bytes.push_back(static_cast<int>(b));
+    EXPECT_EQ(bytes, c.bytes);
+    EXPECT_THAT(block.unpacked(), Pointwise(FloatNear(2e-6f), c.back));
+  }
+}
+
+/// The mean squared error of rows of 128 normal numbers with their norm kept.
+TEST(Pack, RowsByTheirNormErrorOfNormalNumbers) {
+  const std::vector<float> x = normal(128 * 20000);
+  for (const auto& [code, error] :
+       {std::pair(CodeFormat::kLloydMax3, 0.03369), std::pair(CodeFormat::kLloydMax4, 0.00919)}) {
+    PackedFormat format = one_group(4, 128, DType::kF32);
+    format.section[0] = section_of(code, 128);
+    const std::vector<float> y =
+        packed(format, {PackRule{.rule = CodeRule::kNormCodebook}}, x).unpacked();
+    EXPECT_NEAR(mse(x, y), error, 1e-4);
+  }
+}
+
+/// Values of TurboQuant's published code: 0 1.5 2.5 7 in 3 bits, whose step is 1.
+TEST(Pack, CodesInTheMiddleOfTwo) {
+  const std::vector<float> x{0, 1.5f, 2.5f, 7};
+  EXPECT_THAT(packed(one_group(3, 4), {rule(Rounding::kNearestEven)}, x).integers(),
+              ElementsAre(0, 2, 2, 7));
+  EXPECT_THAT(packed(one_group(3, 4), {rule(Rounding::kHalfUp)}, x).integers(),
+              ElementsAre(0, 2, 3, 7));
+}
+
 PackedFormat trits(int n, CodeFormat code = CodeFormat::kTrit5) {
   PackedFormat format;
   format.axis = ScaleAxis::kChannel;
@@ -549,8 +632,7 @@ TEST(Pack, EveryWidthComesBack) {
       pack_row(row.data(), code, codes.data(), n);
       for (int i = 0; i < n; ++i) {
         const int stored = codes[static_cast<size_t>(i)];
-        ASSERT_EQ(code_at(row.data(), code, i), code == CodeFormat::kNf4 ? kNf4[stored] : stored)
-            << format << " " << i;
+        ASSERT_EQ(code_at(row.data(), code, i), integer_of(code, stored)) << format << " " << i;
       }
       EXPECT_EQ(row.back(), 0xee);
     }

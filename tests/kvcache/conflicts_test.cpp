@@ -85,7 +85,7 @@ const std::vector<Refused> kRefused = {
      "snapkv,head_shared=on,keep=0.5?"},
     {{"calibquant,rotate=hadamard", "kivi,scope=text"},
      "rotates tokens for calibquant but not for kivi; all tokens of a layer must be rotated alike; "
-     "did you mean kivi,scope=text,rotate=hadamard?"},
+     "did you mean kivi,rotate=hadamard,scope=text?"},
     {{"expected_attention", "kivi,rotate=hadamard"},
      "has rotate=hadamard and expected_attention, which scores keys as they were before the "
      "rotation; drop rotate=hadamard or use another retention rule"},

@@ -124,7 +124,8 @@ TEST(RefusedSpec, NamesOfOtherPrograms) {
         std::pair("fp8_e4m3", "int8"), std::pair("fp4", "nf4"), std::pair("fp16", "f16"),
         std::pair("bfloat16", "bf16"), std::pair("float32", "f32"),
         std::pair("QuaRot", "int4,rotate=hadamard"), std::pair("int2", "kivi,bits=2"),
-        std::pair("INT3", "kivi,bits=3")}) {
+        std::pair("INT3", "kivi,bits=3"), std::pair("turboquant_4bit_nc", "turboquant"),
+        std::pair("turboquant_k3v4_nc", "turboquant,key_bits=3")}) {
     EXPECT_THAT(refusal(name), HasSubstr(fmt::format("did you mean {}? ", meant))) << name;
   }
   for (const char* name : {"FastV", "kvquant", "sparsevlm", "gear", "quest"}) {

@@ -86,9 +86,15 @@ class PolicySequence {
   std::vector<std::vector<double>> attend(int layer, const float* q, const float* k, const float* v,
                                           size_t rows, bool prompt,
                                           const std::vector<int16_t>& modality, double scale) {
-    if (!turns(layer)) return attend_stored(layer, q, k, v, rows, prompt, modality, scale);
+    if (!turns(layer, &Packer::turns)) {
+      return attend_stored(layer, q, k, v, rows, prompt, modality, scale);
+    }
     const std::vector<float> turned_q = turned_heads(q, rows * q_heads() * dim(), dim());
     const std::vector<float> turned_k = turned_heads(k, rows * kv_heads() * dim(), dim());
+    if (!turns(layer, &Packer::turns_values)) {
+      return attend_stored(layer, turned_q.data(), turned_k.data(), v, rows, prompt, modality,
+                           scale);
+    }
     const std::vector<float> turned_v = turned_heads(v, rows * kv_heads() * dim(), dim());
     auto out = attend_stored(layer, turned_q.data(), turned_k.data(), turned_v.data(), rows, prompt,
                              modality, scale);
@@ -528,10 +534,10 @@ class PolicySequence {
     }
   }
 
-  bool turns(int layer) const {
+  bool turns(int layer, bool Packer::*what) const {
     const auto at = static_cast<size_t>(layer);
     return std::any_of(packers_.begin(), packers_.end(),
-                       [&](const auto& of_store) { return of_store[at] && of_store[at]->turns; });
+                       [&](const auto& of_store) { return of_store[at] && (*of_store[at]).*what; });
   }
 
   /// What all heads hold, where they share a range; else nothing.

@@ -34,9 +34,14 @@ inline constexpr double kNormalFloats[16] = {-1,
                                              0.7229568362236023,
                                              1};
 
+/// Positive numbers of the codebooks that lose least of a normal distribution (Lloyd and Max).
+inline constexpr double kLloydMax3[] = {0.245094, 0.756005, 1.343909, 2.151946};
+inline constexpr double kLloydMax4[] = {0.128395, 0.388048, 0.656759, 0.942340,
+                                        1.256231, 1.618046, 2.069017, 2.732590};
+
 /// Channels that are coded alike.
 struct Section {
-  enum class Kind { kAffine, kTernary, kSign, kNf4 };
+  enum class Kind { kAffine, kTernary, kSign, kNf4, kLloydMax };
   enum class Scale { kMean, kNonZero, kUnit };
 
   Kind kind = Kind::kAffine;
@@ -48,20 +53,40 @@ struct Section {
   float eta = 0;
   bool eta_of_step = false;
   bool floor = false;
+  bool half_up = false;
   // kTernary
   float gamma = 0;
   Scale scale = Scale::kMean;
   bool five_to_a_byte = true;
+  // kLloydMax: `bits` of a table times the norm of a row.
+  bool corrects_norm = true;
   // kSign: codes 0 and 1 stand for these multiples of the scale, from channel `split` on for the
   // other two.
   float low = 0, high = 0;
   size_t split = 0;
   float low_after = 0, high_after = 0;
 
+  /// kLloydMax: the number of the table over the root of the channels, and as it is read.
+  double table_number(int code) const {
+    const int half = 1 << (bits - 1);
+    const auto at = static_cast<size_t>(code < half ? half - 1 - code : code - half);
+    const double magnitude = bits == 3 ? kLloydMax3[at] : kLloydMax4[at];
+    return (code < half ? -magnitude : magnitude) / std::sqrt(static_cast<double>(channels));
+  }
+  double read_number(int code) const {
+    const double part = table_number(code) / table_number((1 << bits) - 1);
+    const auto most = static_cast<float>(bits == 3 ? kLloydMax3[3] : kLloydMax4[7]);
+    // Not independent in one point: the step of the numbers is a float, since the scale is rounded.
+    const float step = most / 127 / std::sqrt(static_cast<float>(channels));
+    return static_cast<double>(step) * std::nearbyint(127 * part);
+  }
+
   size_t row_bytes() const {
     if (kind == Kind::kSign) return (channels + 7) / 8;
     if (kind == Kind::kNf4) return (channels + 1) / 2;
-    if (kind == Kind::kAffine) return (channels * static_cast<size_t>(bits) + 7) / 8;
+    if (kind == Kind::kAffine || kind == Kind::kLloydMax) {
+      return (channels * static_cast<size_t>(bits) + 7) / 8;
+    }
     return five_to_a_byte ? (channels + 4) / 5 : (2 * channels + 7) / 8;
   }
   /// What `code` of a channel means under a scale and a zero point.
@@ -76,6 +101,8 @@ struct Section {
         return static_cast<float>(static_cast<double>(scale_of_group) *
                                   std::nearbyint(127 * kNormalFloats[static_cast<size_t>(code)]) /
                                   127);
+      case Kind::kLloydMax:  // likewise
+        return static_cast<float>(static_cast<double>(scale_of_group) * read_number(code));
       case Kind::kAffine:
         break;
     }
@@ -158,7 +185,9 @@ inline Group affine_group(const Section& section, const std::vector<float>& x,
       continue;
     }
     const float place = (value - a) / step;
-    const float whole = section.floor ? std::floor(place) : std::nearbyint(place);
+    const float whole = section.floor     ? std::floor(place)
+                        : section.half_up ? std::floor(place + 0.5f)
+                                          : std::nearbyint(place);
     group.codes.push_back(static_cast<int>(std::clamp(whole, 0.0f, levels)));
   }
   group.scale = (1 - 2 * section.eta) * step;
@@ -215,15 +244,37 @@ inline Group nf4_group(const std::vector<float>& x) {
   return group;
 }
 
+/// The number of the codebook nearest to x / |x|, the upper one of two as near.
+inline Group lloyd_max_group(const Section& section, const std::vector<float>& x) {
+  Group group;
+  double squares = 0;
+  for (const double value : x) squares += value * value;
+  const double norm = std::sqrt(squares);
+  double code_squares = 0;
+  for (const double value : x) {
+    const double place = value / (norm + 1e-8);
+    int best = (1 << section.bits) - 1;
+    for (int code = best; code >= 0; --code) {
+      const auto off = [&](int of) { return std::abs(section.table_number(of) - place); };
+      if (off(code) < off(best)) best = code;
+    }
+    group.codes.push_back(best);
+    code_squares += section.read_number(best) * section.read_number(best);
+  }
+  group.scale = static_cast<float>(section.corrects_norm ? norm / std::sqrt(code_squares) : norm);
+  return group;
+}
+
 /// The codes of a group, and its scale and zero point as they are stored. `layer` has the numbers
 /// that it shares a range with, itself among them; or none.
 inline Group pack_group(const Section& section, bool f32_meta, const std::vector<float>& x,
                         const std::vector<float>& layer) {
   Group group = section.kind == Section::Kind::kAffine
                     ? affine_group(section, x, layer.empty() ? x : layer)
-                : section.kind == Section::Kind::kTernary ? ternary_group(section, x)
-                : section.kind == Section::Kind::kNf4     ? nf4_group(x)
-                                                          : sign_group(x);
+                : section.kind == Section::Kind::kTernary  ? ternary_group(section, x)
+                : section.kind == Section::Kind::kNf4      ? nf4_group(x)
+                : section.kind == Section::Kind::kLloydMax ? lloyd_max_group(section, x)
+                                                           : sign_group(x);
   if (!f32_meta) {
     group.scale = as_f16(group.scale);
     group.zero = as_f16(group.zero);

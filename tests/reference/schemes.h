@@ -30,8 +30,9 @@ struct Remap {
 struct Packer {
   Scheme keys;
   Scheme values;
-  bool turns = false;        ///< rotate=hadamard
-  bool visual_only = false;  ///< visual rows, once, when the prompt ends
+  bool turns = false;         ///< rotate=hadamard or keys
+  bool turns_values = false;  ///< rotate=hadamard
+  bool visual_only = false;   ///< visual rows, once, when the prompt ends
   bool per_image = false;
   bool packs_keys = true;  ///< of visual_only
   bool packs_values = true;
@@ -261,6 +262,24 @@ inline Packer packer_alone(const OptionValues& options, const CacheShape& shape,
     packer.values = packer.keys;
     return packer;
   }
+  if (name == "turboquant") {
+    const bool tables = options.text("values") == "table";
+    const bool eight = options.integer("key_bits") == 8;
+    packer.keys = affine_scheme(Axis::kToken, options.integer("key_bits"), dim, dim, f32_meta);
+    packer.values = affine_scheme(Axis::kToken, options.integer("value_bits"), dim, dim, f32_meta);
+    for (Scheme* scheme : {&packer.keys, &packer.values}) {
+      Section& section = scheme->sections[0];
+      const bool table = scheme == &packer.keys ? !eight : tables;
+      if (table) section.kind = Section::Kind::kLloydMax;
+      section.corrects_norm = options.text("norm") == "corrected";
+      section.half_up = options.text("round") == "half_up";
+      scheme->hold = tail;
+      scheme->trigger = tail + 1;
+    }
+    packer.turns = tables || !eight;
+    packer.turns_values = tables;
+    return packer;
+  }
   const auto group = static_cast<size_t>(options.integer("group"));
   const int residual = options.integer("residual");
   if (name == "vidkv") return vidkv(options, dim, group, residual, tail, f32_meta);
@@ -293,7 +312,9 @@ inline Packer packer_alone(const OptionValues& options, const CacheShape& shape,
 inline Packer packer_of(const OptionValues& options, const CacheShape& shape, int layer,
                         bool with_retention) {
   Packer packer = packer_alone(options, shape, layer, with_retention);
-  packer.turns = options.text("rotate") == "hadamard";
+  if (options.text("rotate") == "auto") return packer;
+  packer.turns_values = options.text("rotate") == "hadamard";
+  packer.turns = packer.turns_values || options.text("rotate") == "keys";
   return packer;
 }
 

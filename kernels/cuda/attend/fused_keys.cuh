@@ -163,6 +163,10 @@ class Keys {
   static constexpr int kDim = K::kDim;
   static constexpr int kSteps = kDim / 16;
   static constexpr int kPairs = kDim / 8;  // of channels in a quarter
+  static constexpr float kSlope = codecs::slope_of<codecs::CodeOf<K>>(kDim);
+  static constexpr float kOffset = codecs::offset_of<codecs::CodeOf<K>>(kDim);
+  /// What `row_affine` holds as zero point is multiplied by: it is minus the scale if none is stored.
+  static constexpr float kZeroFactor = codecs::CodeOf<K>::kZeroStored ? 1 : -kOffset;
 
   __device__ void take_natural(const Source& source, const OperandThread& my) {
 #pragma unroll
@@ -178,8 +182,7 @@ class Keys {
     for (int group = 0; group < kGroups; ++group) {
       const int part = my.lower ? Source::kLower : Source::kHigher;
       load_pairs(source.coded_at(group, part, my.asked, my.quarter), b_[group]);
-      unit_[group] =
-          source.coded_down[group * kGroupQueries + my.quarter] * codecs::CodeOf<K>::kSlope;
+      unit_[group] = source.coded_down[group * kGroupQueries + my.quarter] * kSlope;
       bias_[group] = 0;
     }
   }
@@ -326,7 +329,7 @@ class Keys {
               sum += source.sums[i][query] + (two ? source.sums[i + 1][query] : 0);
             }
             float& score = scores.of[tile][group][side];
-            score = affine.x * score + affine.y * sum;
+            score = affine.x * score + affine.y * (kZeroFactor * sum);
           }
         }
       }
@@ -399,7 +402,7 @@ class Keys {
         for (int group = 0; group < kGroups; ++group) {
           const float product = products[group][2 * side] + products[group][2 * side + 1];
           scores[group][side] += s[side][scale] * unit_[group] * product +
-                                 (kZeros ? 1.0f : codecs::CodeOf<K>::kOffset) * z[side][scale] *
+                                 (kZeros ? 1.0f : kOffset) * z[side][scale] *
                                      source.sums[channels][group * kGroupQueries + my.quarter];
         }
       }

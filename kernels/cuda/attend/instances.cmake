@@ -43,6 +43,8 @@ set(key_pass
   "Nf4 kToken 64 128"
   "Nf4 kToken32 128"
   "Nf4 kToken64 128"
+  "LloydMax3 kToken 64 128"
+  "LloydMax4 kToken 64 128"
   "Bits21 kChannel 128")
 set(value_pass
   "Bits1 kToken32 64 128"
@@ -55,6 +57,7 @@ set(value_pass
   "Bits8 kToken32 64 128"
   "Bits1 kToken 64 128"
   "Bits2 kToken 64 128"
+  "Bits3 kToken 64 128"
   "Bits4 kToken 64 80 96 128 256"
   "Bits8 kToken 64 80 96 128 256"
   "Nf4 kToken 64 128"

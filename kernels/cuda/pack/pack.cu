@@ -231,6 +231,7 @@ __global__ void __launch_bounds__(kThreads, 4)
       }
       break;
     case CodeRule::kCodebook:  // scales per token alone
+    case CodeRule::kNormCodebook:
       break;
   }
 

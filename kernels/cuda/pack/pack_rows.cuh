@@ -159,6 +159,25 @@ __device__ inline float code_by_codebook(const RowGroup& group, CodeFormat code,
   return scale;
 }
 
+/// Writes the codebook codes of a row that is scaled by its norm; returns its scale.
+__device__ inline float code_by_norm(const RowGroup& group, CodeFormat code, const PackRule& rule,
+                                     uint8_t* codes) {
+  double squares = 0;
+  for (int i = group.warp_lane; i < group.count; i += group.lanes) {
+    const auto x = static_cast<double>(group.x[i]);
+    squares += isnan(x) ? 0 : x * x;
+  }
+  squares = group.joined(squares, [](double a, double b) { return a + b; });
+  const float unit = quantize::norm_unit(squares, group.count);
+  unsigned code_squares = 0;
+  for (int i = group.warp_lane; i < group.count; i += group.lanes) {
+    const int made = quantize::codebook_code(code, group.x[i], unit);
+    codes[i] = static_cast<uint8_t>(made);
+    code_squares += quantize::square_of(code, made);
+  }
+  return quantize::norm_scale(code, rule, squares, group.sum(code_squares), group.count);
+}
+
 /// Bytes of a warp's workspace: a token's floats, and a byte for each code.
 constexpr size_t row_room(int channels) {
   return (static_cast<size_t>(channels) * (sizeof(float) + 1) + 15) / 16 * 16;
@@ -181,9 +200,10 @@ __device__ inline void pack_token(float* x, const PackedFormat& format, const Pa
     const size_t scale = at * static_cast<size_t>(groups) + static_cast<size_t>(index);
     const bool stores = group.warp_lane == 0 && index < groups;
     if (rule.rule != CodeRule::kAffine) {
-      const float made = rule.rule == CodeRule::kTernary
-                             ? code_ternary(group, rule, codes + first)
-                             : code_by_codebook(group, section.code, codes + first);
+      const float made = rule.rule == CodeRule::kTernary ? code_ternary(group, rule, codes + first)
+                         : rule.rule == CodeRule::kCodebook
+                             ? code_by_codebook(group, section.code, codes + first)
+                             : code_by_norm(group, section.code, rule, codes + first);
       if (stores) quantize::store_meta(scales, format.meta, scale, made);
       continue;
     }
