@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools/results"))
+import claims  # noqa: E402
 import data  # noqa: E402
 import page  # noqa: E402
 
@@ -80,6 +81,9 @@ class ThisTree(unittest.TestCase):
     def test_the_results_page_is_made_of_the_data(self):
         self.assertEqual((ROOT / "docs/results.md").read_text("utf-8"), page.results(data.load()),
                          "run: tools/results/page.py")
+
+    def test_the_page_of_claims_is_made_of_the_data(self):
+        self.assertEqual(claims.PAGE.read_text("utf-8"), claims.made_of_data(), "run: tools/results/claims.py")
 
     def test_tables_of_other_pages_are_made_of_the_data(self):
         for name in {name for name, _ in page.BLOCKS}:

@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+"""tools/results/claims.py: what becomes of a verdict on real weights, and rows of a report."""
+
+import csv
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools/results"))
+import claims  # noqa: E402
+
+
+def bundled(*verdicts, claim="a beats b", at=""):
+    """A row of claims.csv, with verdicts on captions."""
+    columns = (f"{model}_captions" for model in ("internvl", "llava", "qwen"))
+    return {"claim": claim, "at": at, "source": "a paper"} | dict(zip(columns, verdicts))
+
+
+def real(verdict, claim="a beats b", at="", task="captions"):
+    return {"claim": claim, "at": at, "source": "a paper", "task": task, "n": "200", "spec": "a", "compared_with": "b",
+            "difference_value": "-0.25", "difference_low": "-0.3", "difference_high": "-0.2", "verdict": verdict}  # fmt: skip
+
+
+class Claims(unittest.TestCase):
+    def ways(self, there, here):
+        rows = claims.joined([bundled(*there)], [real(here)])
+        return [way for way, found in claims.compared(rows).items() if found]
+
+    def test_what_becomes_of_a_verdict(self):
+        yes, no, open_ = "confirmed", "contradicted", "inconclusive"
+        for there, here, way in (
+            ((yes, yes, yes), yes, "holds"), ((yes, open_, open_), yes, "holds"), ((yes, yes, no), no, "turns"),
+            ((no, open_, open_), yes, "turns"), ((yes, no, open_), yes, "decides"), ((open_,) * 3, no, "decides"),
+            ((no, no, no), open_, "opens"), ((open_,) * 3, open_, "neither"), ((yes, no, open_), open_, "neither"),
+        ):  # fmt: skip
+            self.assertEqual(self.ways(there, here), [way], (there, here))
+
+    def test_what_was_not_asked_is_not_compared(self):
+        self.assertEqual(self.ways(("", "", ""), "confirmed"), [])
+        rows = claims.joined([bundled("confirmed")], [real("confirmed", task="documents")])
+        self.assertFalse(any(claims.compared(rows).values()))
+
+    def test_the_page(self):
+        page = claims.page([bundled("confirmed", at="1 bit"), bundled("inconclusive", at="2 bits")],
+                           [real("contradicted", at="1 bit"), real("confirmed", claim="c beats d")])  # fmt: skip
+        self.assertIn("| a beats b (a paper): 1 bit; 2 bits | ✓○ |  |  |  |  |  |  | ✗- |  |", page)
+        self.assertIn("| c beats d (a paper) |  |  |  |  |  |  |  | ✓ |  |", page)
+        self.assertIn("0 verdicts hold, 1 turn.", page)
+        self.assertIn("| a beats b: 1 bit | captions | `a` | `b` | -0.250 | -0.300 to -0.200 | ✓ | ✗ |", page)
+
+    def test_rows_of_a_report(self):
+        row = dict.fromkeys(claims.KEPT, "1") | {"model": "build/real/smol-internvl", "verdict": "confirmed"}
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "claims.csv"
+            with path.open("w", newline="") as file:
+                writer = csv.DictWriter(file, list(row))
+                writer.writeheader()
+                writer.writerows([row, row | {"model": "pocket-llava"}])
+            rows = claims.of_report(path, "a card", "abc1234", "2026-11-29")
+            self.assertEqual([(x["device"], x["commit"], x["date"], x["verdict"], len(x)) for x in rows],
+                             [("a card", "abc1234", "2026-11-29", "confirmed", 3 + len(claims.KEPT))])  # fmt: skip
+            path.write_text("model\npocket-llava\n")
+            with self.assertRaisesRegex(ValueError, "has no rows of smol-internvl"):
+                claims.of_report(path, "a card", "abc1234", "2026-11-29")
+
+
+if __name__ == "__main__":
+    unittest.main()

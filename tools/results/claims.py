@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""Makes docs/papers/claims.md, the verdicts on all claims, of docs/data/claims.csv (the bundled models) and real_claims.csv.
+
+    tools/results/claims.py                                                writes the page
+    tools/results/claims.py --report OUT/report/claims.csv --device NAME   first replaces real_claims.csv by a report's rows
+
+The report is of tools/eval/tables.py over build/real/smol-internvl; tools/real/verdicts.sh does all of it. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "papers" / "claims.md"
+BUNDLED = ROOT / "docs" / "data" / "claims.csv"
+REAL = ROOT / "docs" / "data" / "real_claims.csv"
+MARKS = {"confirmed": "✓", "contradicted": "✗", "inconclusive": "○", "": ""}
+OPPOSITE = {"confirmed": "contradicted", "contradicted": "confirmed"}
+COLUMNS = ("internvl_captions", "internvl_documents", "llava_captions", "llava_documents", "qwen_captions", "qwen_documents",
+           "qwen_videos", "smol_captions", "smol_documents")  # fmt: skip
+SETS = ("captions", "documents")
+KEPT = ("task", "n", "claim", "at", "source", "spec", "compared_with", "one_factor", "metric", "score", "compared_score", "difference_value",
+        "difference_low", "difference_high", "stored_bits", "compared_stored_bits", "verdict")  # fmt: skip
+
+Row = dict[str, str]
+
+
+def read(path: Path) -> list[Row]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def of_report(path: Path, device: str, commit: str, day: str) -> list[Row]:
+    """A report's rows of smol-internvl as real_claims.csv has them; ValueError names what is missing."""
+    rows = [row for row in read(path) if Path(row["model"]).name == "smol-internvl"]
+    if not rows:
+        raise ValueError(f"{path} has no rows of smol-internvl; make it with tools/real/verdicts.sh")
+    return [{"date": day, "commit": commit, "device": device} | {key: row[key] for key in KEPT} for row in rows]
+
+
+def joined(bundled: list[Row], real: list[Row]) -> list[Row]:
+    """The bundled models' rows with the real model's columns, then claims that only that has."""
+    rows = {(row["claim"], row["at"]): dict(row) for row in bundled}
+    for one in real:
+        row = rows.setdefault((one["claim"], one["at"]), {"claim": one["claim"], "at": one["at"], "source": one["source"]})
+        row.setdefault(f"smol_{one['task']}", one["verdict"])
+    return list(rows.values())
+
+
+def table(rows: list[Row]) -> list[str]:
+    """A line a claim; the marks of its settings in one cell."""
+    lines = ["| claim (source): settings | internvl C | D | llava C | D | qwen C | D | V | smol C | D |", "|---" * 10 + "|"]
+    claims: dict[str, list[Row]] = {}
+    for row in rows:
+        claims.setdefault(row["claim"], []).append(row)
+    for claim, settings in claims.items():
+        sources = "; ".join(dict.fromkeys(row["source"] for row in settings))
+        at = "; ".join(row["at"] or "the default" for row in settings) if any(row["at"] for row in settings) else ""
+        cells = []
+        for column in COLUMNS:
+            marks = [MARKS[row.get(column, "")] for row in settings]
+            cells.append("".join(mark or "-" for mark in marks) if any(marks) else "")
+        lines.append(f"| {claim} ({sources}){': ' if at else ''}{at} | {' | '.join(cells)} |")
+    return lines
+
+
+def bundled_verdict(row: Row, of_set: str) -> str:
+    """What the bundled models say together on one set: the verdict that more of them have; none: inconclusive."""
+    found = [row.get(f"{model}_{of_set}", "") for model in ("internvl", "llava", "qwen")]
+    more = found.count("confirmed") - found.count("contradicted")
+    return "confirmed" if more > 0 else "contradicted" if more < 0 else "inconclusive" if any(found) else ""
+
+
+def compared(rows: list[Row]) -> dict[str, list[tuple[Row, str]]]:
+    """Rows and sets by what becomes of the bundled models' verdict: holds, turns, opens (inconclusive here), decides (there)."""
+    found: dict[str, list[tuple[Row, str]]] = {"holds": [], "turns": [], "opens": [], "decides": [], "neither": []}
+    for row in rows:
+        for of_set in SETS:
+            here, there = row.get(f"smol_{of_set}", ""), bundled_verdict(row, of_set)
+            if not here or not there:
+                continue
+            way = ("holds" if here == there else "turns" if here == OPPOSITE.get(there) else "opens" if there in OPPOSITE else "decides")
+            found["neither" if here == there == "inconclusive" else way].append((row, of_set))
+    return found
+
+
+def page(bundled: list[Row], real: list[Row]) -> str:
+    rows = joined(bundled, real)
+    ways = compared(rows)
+    intervals = {(one["claim"], one["at"], one["task"]): one for one in reversed(real)}
+    made = [
+        "<!-- Made by tools/results/claims.py. -->",
+        "# All claims",
+        "",
+        "One mark for each setting, in their order: ✓ confirmed, ✗ contradicted, ○ inconclusive, - not asked",
+        "([how they are decided](README.md#how-claims-are-decided)). C are captions, D documents, V videos.",
+        "",
+        "The models are pocket-internvl, pocket-llava, pocket-qwen, and smol-internvl with SmolLM2-135M's and DINOv2's weights.",
+        "[data/claims.csv](../data/claims.csv) has all rows"
+        + (", and [data/real_claims.csv](../data/real_claims.csv) those of smol-internvl." if real else "."),
+        "",
+        *table(rows),
+    ]
+    if real:
+        n = sorted({int(one["n"]) for one in real})
+        made += [
+            "",
+            "## On real weights",
+            "",
+            f"smol-internvl answered {' and '.join(map(str, n))} records of each set. A verdict is compared with the one that more of",
+            "the bundled models have on the same set.",
+            "",
+            f"- {len(ways['holds'])} verdicts hold, {len(ways['turns'])} turn.",
+            f"- {len(ways['opens'])} are inconclusive here and decided there; {len(ways['decides'])} are decided here alone; "
+            f"{len(ways['neither'])} are",
+            "  inconclusive on both.",
+            "",
+            "Those that turn; differences are of the first spec minus the second, with 95 % intervals:",
+            "",
+            "| claim | set | `--kv` | compared with | difference | interval | bundled | here |",
+            "|---" * 8 + "|",
+        ]
+        for row, of_set in ways["turns"]:
+            one = intervals[(row["claim"], row["at"], of_set)]
+            at = f": {row['at']}" if row["at"] else ""
+            made.append(
+                f"| {row['claim']}{at} | {of_set} | `{one['spec']}` | `{one['compared_with']}` | {float(one['difference_value']):+.3f} | "
+                f"{float(one['difference_low']):+.3f} to {float(one['difference_high']):+.3f} | "
+                f"{MARKS[bundled_verdict(row, of_set)]} | {MARKS[one['verdict']]} |"
+            )
+    return "\n".join(made) + "\n"
+
+
+def made_of_data() -> str:
+    return page(read(BUNDLED), read(REAL) if REAL.is_file() else [])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", type=Path, help="claims.csv of a report over smol-internvl")
+    parser.add_argument("--device", help="name of the machine's device, for the rows of --report")
+    options = parser.parse_args()
+    if (options.report is None) != (options.device is None):
+        parser.error("--report and --device go together")
+    if options.report:
+        commit = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)
+        try:
+            rows = of_report(options.report, options.device, commit.stdout.strip(), date.today().isoformat())
+        except (OSError, KeyError, ValueError) as error:
+            print(f"claims.py: {error}", file=sys.stderr)
+            return 1
+        with REAL.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    PAGE.write_text(made_of_data(), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
