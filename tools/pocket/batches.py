@@ -60,8 +60,8 @@ def make_group(
 ) -> dict[str, np.ndarray]:
     """Draws a group from consecutive seeds as flat arrays; grid: patches that a page or frame has (rows, columns)."""
     pages: list[draw.Layout] = []
-    ids = np.full((group.size, TEXT_LENGTH), encode.pad, np.int16)
-    labels = np.full((group.size, TEXT_LENGTH), IGNORE, np.int16)
+    ids = np.full((group.size, TEXT_LENGTH), encode.pad, np.int32)
+    labels = np.full((group.size, TEXT_LENGTH), IGNORE, np.int32)
     for i in range(group.size):
         kind = "captions" if i < group.captions else "questions" if i < group.captions + group.questions else "documents"
         rng = random.Random(first_seed + i)

@@ -44,7 +44,11 @@ def heads(x: torch.Tensor, count: int) -> torch.Tensor:
     return x.unflatten(-1, (count, -1)).transpose(1, 2)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: torch.Tensor | tuple, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """weight: a matrix, or (matrix, a, b, scale): with an adapter of low rank, matrix + scale * b a."""
+    if isinstance(weight, tuple):
+        weight, a, b, scale = weight
+        return linear(x, weight, bias) + linear(linear(x, a), b) * scale
     return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 

@@ -170,6 +170,8 @@ class Runner:
         self.tower = model.model.vision_tower
         self.projector = model.model.multi_modal_projector
         self.heads = model.config.vision_config.num_attention_heads
+        self.side = model.config.vision_config.image_size[0] // pages.PATCH
+        self.theta = model.config.text_config.rope_parameters["rope_theta"]
         self.decoder = decoder.Decoder(
             model.model.language_model, model.lm_head, dtype, compile_(decoder.block, dynamic=False)
         )
@@ -201,7 +203,7 @@ class Runner:
         for weights in self.weights:
             x = run(x, self.heads, self.dtype, *weights)
         x = x[:, 1:]
-        shuffled = x.unflatten(1, (SIDE // 2, 2, SIDE // 2, 2)).transpose(2, 3).flatten(3).flatten(1, 2)
+        shuffled = x.unflatten(1, (self.side // 2, 2, self.side // 2, 2)).transpose(2, 3).flatten(3).flatten(1, 2)
         j = self.projector
         h = F.layer_norm(shuffled, shuffled.shape[-1:], j.layer_norm.weight, j.layer_norm.bias, 1e-5).to(self.dtype)
         h = linear(F.gelu(linear(h, j.linear_1.weight, j.linear_1.bias)), j.linear_2.weight, j.linear_2.bias)
@@ -215,7 +217,7 @@ class Runner:
     def _read(self, visual: torch.Tensor, prefix: torch.Tensor, ids: torch.Tensor, run) -> torch.Tensor:
         start = self.decoder.embed(prefix).expand(len(ids), -1, -1)
         x = torch.cat((start, visual, self.decoder.embed(ids)), 1)
-        cos, sin = decoder.angles(torch.arange(x.shape[1], device=x.device), THETA)
+        cos, sin = decoder.angles(torch.arange(x.shape[1], device=x.device), self.theta)
         return self.decoder(x, cos, sin, ids.shape[1], run)
 
     def matrices(self) -> tuple[list[torch.nn.Module], list[torch.nn.Module]]:
@@ -224,6 +226,7 @@ class Runner:
 
     def reference(self, group: batches.Group, parts: torch.Tensor, prefix: torch.Tensor, ids: torch.Tensor):
         """The module's own logits of the text positions."""
-        image = torch.full((len(ids), parts.shape[1] * ROWS), self.model.config.image_token_id)
+        shape = len(ids), parts.shape[1] * self.side**2 // 4
+        image = torch.full(shape, self.model.config.image_token_id, device=ids.device)
         full = torch.cat((prefix.expand(len(ids), -1), image, ids), 1)
         return self.model(input_ids=full, pixel_values=parts.flatten(0, 1)).logits[:, -ids.shape[1] :]
