@@ -100,19 +100,19 @@ def main() -> int:
     build = Path(os.environ.get("KVLM_BUILD", ROOT / "build/release"))
     parser.add_argument("--program", type=Path, default=build / "tools/vlm-run", help="default: that of KVLM_BUILD, else build/release")
     parser.add_argument("--models", type=Path, default=ROOT / "build/real", help="folder of the two models; default: build/real")
-    parser.add_argument("--count", type=int, default=50, help="requests, 5 or more; default: 50")
+    parser.add_argument("--count", type=int, default=50, help="requests; default: 50")
     parser.add_argument("--max-tokens", type=int, default=200, help="of an answer; default: 200")
     parser.add_argument("--threads", type=int, default=1, help="of each program; default: 1")
     parser.add_argument("--out", type=Path, help="a line for each request, JSON Lines")
     options = parser.parse_args()
-    if options.count < 5:
-        parser.error("--count must be 5 or more: a request of each kind")
     import torch
 
     torch.set_num_threads(options.threads)
     found = []
     with tempfile.TemporaryDirectory(prefix="kvlm-parity-") as scratch:
         for name, asked in zip(("smol-internvl", "smollm2"), requests(Path(scratch), options.count)):
+            if not asked:
+                continue
             records = ours(options.program, options.models / name, asked, Path(scratch), options.max_tokens, options.threads)
             reference = Reference(options.models / name)
             for request in asked:
