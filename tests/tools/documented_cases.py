@@ -472,6 +472,8 @@ RULES = [
     (r".*\bvenv/bin/python tests/tools/full_size_test\.py", _elsewhere(_TORCH)),
     (r"(python3 )?(tokenizer|byte_level|train|export|heldout)\.py .*", _elsewhere(_TORCH)),
     (r"(for .*)?python3 evaluate\.py .*", _elsewhere(_TORCH)),
+    (r"python3 tools/real/(parity|measure|sample|train)\.py.*", _elsewhere(_TORCH)),
+    (r"python3 tools/real/convert\.py .*", _elsewhere("needs packages of weights; real_test.py tests its functions")),
     (r"KVLM_TEST_DEVICE=cuda .*|cuda_tests .*", _elsewhere("needs a GPU")),
     (r"(python3 )?tests/tools/[a-z_]+_test\.py", _elsewhere(_OTHER_TEST)),
     (r"[a-z]+_tests .*", _elsewhere(_OTHER_TEST)),
