@@ -403,6 +403,8 @@ ELSEWHERE = {
     'draw_scene.py "large red circle marked A, row 2 column 3"': "draw_scene_test.py runs it where Pillow is installed",
     "tools/demo.sh": "builds the tree; Demo in documented_test.py runs it with a build that is done",
     "tools/eval/setup.sh": "downloads packages",
+    "tools/real/stamps.py OUT --package FILE.deb": "real_sets_test.py runs it with a package that it makes",
+    "tools/real/scans.py OUT FILE.tar.xz": "real_sets_test.py runs it with an archive that it makes",
     "tools/test.sh": "runs this test",
     "tools/setup.sh --python": "installs packages; tools/python.sh runs it, which tools/test.sh does",
     "pip install .": "builds the module; tools/python.sh does that, and tests/python what it is for",
