@@ -36,6 +36,9 @@ void check_rule(std::string_view op, const PackedSection& section, const PackRul
   if ((rule.rule == CodeRule::kCodebook || of_norm) && axis != ScaleAxis::kToken) {
     refuse(op, "codes of a codebook have a scale per token");
   }
+  if (rule.merge != 0 && (rule.rule != CodeRule::kAffine || code_bits(section.code) > 2)) {
+    refuse(op, "codes are merged if they are affine and have 1 or 2 bits");
+  }
   if (rule.rule == CodeRule::kTernary && axis == ScaleAxis::kHead) {
     refuse(op, "ternary codes have a scale per channel or per token");
   }

@@ -28,6 +28,9 @@ struct PackRule {
   /// XQuant's Algorithm 2: the zero point moves by eta of a step, not of the range.
   bool eta_of_step = false;
   Rounding rounding = Rounding::kNearestEven;
+  /// kAffine at 1 or 2 bits; not 0: each code c is merged with the code s that its destination
+  /// holds. Two bits from bit 2 (4 s + c) on are the code that is stored.
+  uint32_t merge = 0;
   // kTernary: codes are not 0 beyond gamma * mean |x|.
   float gamma = 0.7f;
   TernaryScale ternary_scale = TernaryScale::kMean;

@@ -75,6 +75,21 @@ VLM_HD inline AffineMeta affine_meta(const AffineRange& range, const PackRule& r
   return {(1 - 2 * rule.eta) * range.step, range.start + rule.eta * span * range.step};
 }
 
+/// PackRule::merge: the code stored for a new code and the stored one.
+VLM_HD inline int merged_code(uint32_t merge, int stored, int code) noexcept {
+  return static_cast<int>(merge >> 2 * (4 * stored + code) & 3);
+}
+
+/// Merges codes first..end, a byte each, with those packed in `row`.
+VLM_HD inline void merge_codes(uint32_t merge, const uint8_t* row, CodeFormat format,
+                               uint8_t* codes, int first, int end) noexcept {
+  const int bits = code_bits(format);
+  for (int i = first; i < end; ++i) {
+    const int stored = row[i * bits / 8] >> i * bits % 8 & max_code(format);
+    codes[i] = static_cast<uint8_t>(merged_code(merge, stored, codes[i]));
+  }
+}
+
 /// The digit (-1, 0, 1, plus 1) of a ternary code: strictly beyond the threshold.
 VLM_HD inline int ternary_digit(float x, float threshold) noexcept {
   return x > threshold ? 2 : x < -threshold ? 0 : 1;

@@ -250,9 +250,12 @@ class Packer {
     const size_t row_bytes = format_.row_bytes();
     for (size_t row = 0; row < rows_; ++row) {
       auto* to = reinterpret_cast<uint8_t*>(job_.codes) + row * row_bytes;
-      const uint8_t* from = codes_ + row * width_;
+      uint8_t* from = codes_ + row * width_;
       for (int s = 0; s < format_.sections; ++s) {
         const PackedSection& section = format_.section[static_cast<size_t>(s)];
+        if (const uint32_t merge = rules_[static_cast<size_t>(s)].merge; merge != 0) {
+          quantize::merge_codes(merge, to, section.code, from, 0, section.channels);
+        }
         pack_row(to, section.code, from, section.channels);
         to += section.row_bytes();
         from += section.channels;

@@ -402,6 +402,48 @@ TEST_F(SmallPacked, PackingByEveryRule) {
   }
 }
 
+/// Codes of one tensor, merged with those of another: by every kernel that writes codes.
+TEST_F(SmallPacked, PackingMergesCodes) {
+  using enum ScaleAxis;
+  struct Case {
+    Codes codes;
+    int channels;
+    float alpha = 0;
+  };
+  const Case cases[] = {
+      {{CodeFormat::kBits1, kChannel}, 20},       {{CodeFormat::kBits2, kChannel}, 44},
+      {{CodeFormat::kBits2, kChannel}, 20, 0.1f}, {{CodeFormat::kBits2, kHead}, 20},
+      {{CodeFormat::kBits1, kToken, 8}, 20},      {{CodeFormat::kBits2, kToken, 20}, 20, 0.1f},
+      {{CodeFormat::kBits1, kToken, 32}, 128},    {{CodeFormat::kBits2, kToken, 32}, 128}};
+  for (const Case& c : cases) {
+    const PackedFormat format = c.codes.format(c.channels);
+    for (const int rows : {1, 45, 300}) {
+      const auto run = [&](Device device, Stream& stream) {
+        constexpr int64_t kBytes = 1 << 14;
+        Tensor zeros(DType::kU8, {3 * kBytes});
+        std::fill_n(zeros.as<uint8_t>(), 3 * kBytes, uint8_t{0});
+        Tensor packed(DType::kU8, zeros.shape(), device);
+        copy(packed, zeros, stream);
+        for (const uint32_t merge : {0u, 0xe994a950u}) {  // tables of no meaning but 3, 3 to 3
+          const Tensor x = normal_tensor(DType::kF32, {rows, c.channels}, merge == 0 ? 9 : 10);
+          Tensor placed(DType::kF32, x.shape(), device);
+          copy(placed, x, stream);
+          std::byte* to = packed.view().data();
+          const PackJob job{placed.as<float>(), rows, to, to + kBytes, to + 2 * kBytes};
+          pack(format, {PackRule{.alpha = c.alpha, .merge = merge}}, {&job, 1}, stream);
+          stream.synchronize();
+        }
+        Tensor host(DType::kU8, packed.shape());
+        copy(host, packed, stream);
+        return host;
+      };
+      EXPECT_TRUE(testing::same_bits(run(kGpu, *gpu_).view(), run({}, cpu_).view()))
+          << "codes " << static_cast<int>(format.section[0].code) << ", axis "
+          << static_cast<int>(format.axis) << ", " << rows << " rows of " << c.channels;
+    }
+  }
+}
+
 /// Three jobs of 7, 40 and 1 rows, the second with the first's range, of ends and of quantiles.
 TEST_F(SmallPacked, PackingJobsThatShareARange) {
   PackedFormat format;

@@ -717,8 +717,45 @@ TEST(Pack, QuantilesOfJobsThatJoin) {
   EXPECT_THAT(shared.block(1).scale(), ElementsAre(FloatNear(4.0f / 3, 1e-5f)));
 }
 
+/// Stored codes 0 to 3 by row and new ones by column become 3 minus the new one, but for (1, 2),
+/// which becomes 0, and (3, 3), which becomes 3.
+TEST(Pack, MergesCodesWithThoseStored) {
+  PackRule merging = rule();
+  for (uint32_t stored = 0; stored < 4; ++stored) {
+    for (uint32_t made = 0; made < 4; ++made) {
+      const uint32_t merged = stored == 1 && made == 2 ? 0 : stored + made == 6 ? 3 : 3 - made;
+      merging.merge |= merged << 2 * (4 * stored + made);
+    }
+  }
+  ThreadPool pool(2);
+  Stream stream(pool);
+  const auto merge = [&](Block& block, const std::vector<float>& x) {
+    const PackJob job{x.data(), block.rows, block.codes.data(), block.scales.data(),
+                      block.zeros.data()};
+    pack(block.format, {merging}, {&job, 1}, stream);
+    return block.integers();
+  };
+  // Ten channels fill a unit of eight codes and a part of the next.
+  const std::vector<float> x{0, 1, 2, 3, 0, 1, 2, 3, 3, 0};
+  const std::vector<float> y{20, 20, 24, 26, 24, 22, 26, 26, 20, 22};  // codes 0 0 2 3 2 1 3 3 0 1
+  Block token = packed(one_group(2, 10), {rule()}, x);
+  EXPECT_THAT(merge(token, y), ElementsAre(3, 3, 1, 3, 1, 2, 0, 3, 3, 2));
+  EXPECT_THAT(token.scale(), ElementsAre(2));
+  EXPECT_THAT(token.zero(), ElementsAre(20));
+  Block channel = packed(channels(2, 1), {rule()}, x);  // each code in a byte of its own
+  EXPECT_THAT(merge(channel, y), ElementsAre(3, 3, 1, 3, 1, 2, 0, 3, 3, 2));
+  const std::vector<float> bits{0, 0, 1, 1, 0, 1, 0, 0, 1, 0};
+  Block one = packed(one_group(1, 10), {rule()}, bits);
+  merging.merge = 3u << 30 | 1u << 2 * (4 * 1 + 0);  // 1 and 0 become 1, all others 0
+  EXPECT_THAT(merge(one, {5, 6, 5, 6, 5, 5, 6, 6, 5, 5}),
+              ElementsAre(0, 0, 1, 0, 0, 1, 0, 0, 1, 0));
+}
+
 TEST(Pack, RefusesWhatAFormatCannotSay) {
   EXPECT_THROW(SharedRange(rule()).pack_jobs({true, true, false}), Error);
+  PackRule merging = rule();
+  merging.merge = 3u << 30;
+  EXPECT_THROW(packed(one_group(3, 8), {merging}, std::vector<float>(8, 1.0f)), Error);
 
   const std::vector<float> x(8, 1.0f);
   PackRule ternary;

@@ -242,8 +242,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   uint8_t* to = job.codes + static_cast<size_t>(part) * kPartRows * row_bytes + strip.byte;
   for (int i = static_cast<int>(threadIdx.x); i < rows * units; i += static_cast<int>(blockDim.x)) {
     const int row = i / units;
-    pack_row(to + static_cast<size_t>(row) * row_bytes, section.code, codes[row], strip.channels,
-             i % units, 1);
+    pack_unit(rule, to + static_cast<size_t>(row) * row_bytes, section.code, codes[row],
+              strip.channels, i % units);
   }
 }
 

@@ -60,6 +60,17 @@ __device__ inline void store_range(const AffineRange& range, const PackRule& rul
   quantize::store_meta(zeros, meta, zero_at, made.zero);
 }
 
+/// Packs unit `unit` of a row of `count` codes, given one per byte, as `rule` says.
+__device__ inline void pack_unit(const PackRule& rule, uint8_t* row, CodeFormat format,
+                                 uint8_t* codes, int count, int unit) {
+  if (rule.merge != 0) {
+    const int first = unit * unit_codes(format);
+    quantize::merge_codes(rule.merge, row, format, codes, first,
+                          min(first + unit_codes(format), count));
+  }
+  pack_row(row, format, codes, count, unit, 1);
+}
+
 // --------------------------------------------------------------------------------- groups of a row
 
 /// Elements of a group, and the adjacent warp lanes (`lanes`, a power of two) that share them.
@@ -218,7 +229,7 @@ __device__ inline void pack_token(float* x, const PackedFormat& format, const Pa
   to += at * section.row_bytes();
   const int units = static_cast<int>(ceil_div(channels, unit_codes(section.code)));
   for (int i = warp_lane_id(); i < units; i += 32)
-    pack_row(to, section.code, codes, channels, i, 1);
+    pack_unit(rule, to, section.code, codes, channels, i);
 }
 
 constexpr int kShortRow = 128;  // channels
@@ -256,12 +267,14 @@ __device__ inline void pack_short_row(const float (&x)[4], const PackedFormat& f
     store_range(range, rule, format.meta, scales, group, zeros, group);
   }
   if (to == nullptr) return;
+  uint8_t* row = to + at * static_cast<size_t>(kShortRow / 8 * bits) + lane * bits / 2;
   uint32_t word = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    word |= static_cast<uint32_t>(range.code(x[i], rule.rounding)) << (i * bits);
+    int code = range.code(x[i], rule.rounding);
+    if (rule.merge != 0) code = quantize::merged_code(rule.merge, *row >> 2 * i & 3, code);
+    word |= static_cast<uint32_t>(code) << (i * bits);
   }
-  uint8_t* row = to + at * static_cast<size_t>(kShortRow / 8 * bits) + lane * bits / 2;
   for (int byte = 0; byte < bits / 2; ++byte) row[byte] = static_cast<uint8_t>(word >> 8 * byte);
 }
 

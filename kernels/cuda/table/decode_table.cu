@@ -244,7 +244,8 @@ void DecodeTable::State::note_ring(int rows) {
   bounds.changed = true;
 }
 
-/// Groups layers whose windows one launch can pack.
+/// Groups layers whose windows one launch can pack, in the order of their first layers: codes are
+/// there before a later layer merges its own with them (PackRule::merge).
 void DecodeTable::State::class_layers_of(size_t side) {
   for (size_t layer = 0; layer < windows.size(); ++layer) {
     const RowWindow& window = windows[layer][side];

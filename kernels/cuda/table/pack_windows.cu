@@ -109,8 +109,8 @@ __global__ void __launch_bounds__(kChannelThreads)
   const int units = static_cast<int>(ceil_div(channels, unit_codes(section.code)));
   for (int i = static_cast<int>(threadIdx.x); i < rows * units; i += kChannelThreads) {
     const int row = i / units;
-    pack_row(to + static_cast<size_t>(row) * format.row_bytes(), section.code,
-             codes_of + row * channels, channels, i % units, 1);
+    pack_unit(rule, to + static_cast<size_t>(row) * format.row_bytes(), section.code,
+              codes_of + row * channels, channels, i % units);
   }
 }
 
