@@ -63,7 +63,8 @@ struct ShareMap {
   /// does not share. Empty: no sharing.
   std::vector<int> key_owner;
   std::vector<int> value_owner;
-  /// (layers,) the layer from whose tokens the codes are made; empty: the owner.
+  /// (layers,) the layer from whose tokens the codes are made; empty: the owner. A layer whose rule
+  /// has PackRule::merge then merges its own with them.
   std::vector<int> key_writer = {};
   std::vector<int> value_writer = {};
 

@@ -59,7 +59,8 @@ class PackQueue {
       batch.jobs.back().joins_last = joins_last;
     });
   }
-  /// Packs and clears the queue, which is cleared even if packing throws.
+  /// Packs and clears the queue, which is cleared even if packing throws. Packings are in the order
+  /// of their first rows: a layer's codes are there before a later layer merges its own with them.
   void run(Stream& stream) {
     try {
       for (const Batch& batch : batches_) {

@@ -19,7 +19,7 @@ BufferLayout Layouts::buffer(size_t store, KvSide side, int layer) const noexcep
     if (!q->packs(side)) return layout;
     layout.packing = &q->packing(side, layer);
     layout.shared = owner(side, layer) != layer;
-    layout.writes = writer(side, layer) == layer;
+    layout.writes = writer(side, layer) == layer || layout.packing->rules[0].merge != 0;
   }
   return layout;
 }

@@ -1,6 +1,7 @@
 // XQuant: moved end levels, and layers that share codes. Departures from the paper are listed at
 // the class.
 #include <algorithm>
+#include <cmath>
 
 #include "kvcache/quantizers/common.h"
 
@@ -14,11 +15,25 @@ int scaled(int threshold, int layers) {
   return 2 * static_cast<int>((2 * threshold * layers + 64) / 128);
 }
 
+/// PackRule::merge of the layer whose code c1 joins the stored code c0 of the layer before.
+uint32_t averages(double gamma, std::string_view rounding) {
+  uint32_t merge = 0;
+  for (int c0 = 0; c0 < 4; ++c0) {
+    for (int c1 = 0; c1 < 4; ++c1) {
+      const double mean = c1 + gamma * (c0 - c1);  // exact if both are the same
+      const double code = rounding == "floor"  ? std::floor(mean)
+                          : rounding == "ceil" ? std::ceil(mean)
+                                               : std::nearbyint(mean);
+      merge |= static_cast<uint32_t>(code) << 2 * (4 * c0 + c1);
+    }
+  }
+  return merge;
+}
+
 /// KIVI's layout with end levels moved inwards (eta) and groups of layers that share codes. By
 /// default an odd layer stores only scales and reads the codes of the layer before. Source: XQuant
 /// sections 3.2-3.3 and 4.3, eqs. 4-13, algs. 1-2, table 5 (docs/formulas.md, "XQuant").
-/// Departures: none by default. Its algorithms mix up some thresholds; its code does not. Codes of
-/// two layers are never averaged (its section 3.3.3; docs/formulas.md, "Not built").
+/// Departures: none by default. Its algorithms mix up some thresholds; its code does not.
 class XQuant final : public PlannedQuantizer {
  public:
   XQuant(const OptionValues& options, const PolicyContext& context) {
@@ -41,6 +56,15 @@ class XQuant final : public PlannedQuantizer {
                               "{}, or a larger layer_group",
                               dominant_, group_, group_ - 1));
     }
+    const bool averaged = options.text("merge") == "average";
+    if (averaged && group_ > 2) {
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("--kv xquant,merge=average,layer_group={}: only codes of pairs of "
+                              "layers are averaged; use layer_group=2, or leave out merge=average",
+                              group_));
+    }
+    const uint32_t merge =
+        averaged ? averages(options.real("gamma"), options.text("round")) : uint32_t{0};
     check_groups("kq", kq, "km", km, shape.layers);
     check_groups("vq", vq, "vm", vm, shape.layers);
     const auto eta_of = [&](const char* key, int bits) {
@@ -61,6 +85,7 @@ class XQuant final : public PlannedQuantizer {
       made.flush = axis == ScaleAxis::kChannel ? kivi_key_flush(residual, tail_keep)
                                                : kivi_value_flush(residual, tail_keep);
       if (shared) made.nominal_bits = 0;
+      if (shared) made.rules[0].merge = merge;
       return made;
     };
     bool any = false;
@@ -75,8 +100,12 @@ class XQuant final : public PlannedQuantizer {
       share_.value_writer.push_back(writer(layer, vm, shape.layers));
       any |= shares_keys || shares_values;
     }
-    for (const char* key : {"layer_group", "dominant"}) {
+    for (const char* key : {"layer_group", "dominant", "merge"}) {
       refuse_idle(options, key, !any, "no layer of this decoder shares codes");
+    }
+    refuse_idle(options, "dominant", averaged, "merge=average uses the codes of both layers");
+    for (const char* key : {"gamma", "round"}) {
+      refuse_idle(options, key, !averaged, "it applies to averaged codes only (merge=average)");
     }
   }
 
@@ -151,6 +180,12 @@ constexpr std::array kOptions{
                .standard = "0.045",
                .help = "share of the range by which the end levels move towards the middle at 2 "
                        "bits. Without eta2=, --kv-profile supplies the measured value"},
+    OptionInfo{.key = "gamma",
+               .type = OptionInfo::Type::kReal,
+               .low = 0,
+               .high = 1,
+               .standard = "0.8",
+               .help = "merge=average: weight of the first layer's code; the second has the rest"},
     kGroup,
     threshold_option("km",
                      "layers from this one on share key codes in groups; auto: 32 of 32 layers"),
@@ -161,19 +196,21 @@ constexpr std::array kOptions{
                .high = 4,
                .standard = "2",
                .help = "neighbouring layers that share codes"},
+    OptionInfo{.key = "merge",
+               .choices = "dominant|average",
+               .standard = "dominant",
+               .help = "codes that a group shares. dominant: those of one layer; average: the mean "
+                       "of both codes of a pair, a whole number again"},
     kMeta,
     kResidual,
+    OptionInfo{.key = "round",
+               .choices = "nearest|floor|ceil",
+               .standard = "nearest",
+               .help = "merge=average: rounding of the mean, with ties to even"},
     kTailKeep,
     threshold_option("vm",
                      "layers from this one on share value codes in groups; auto: 16 of 32 layers"),
     threshold_option("vq", "layers below this one have 2-bit values; auto: 2 of 32 layers"),
-};
-
-constexpr NotBuilt kNotBuilt[] = {
-    {"merge",
-     "codes of the layers of a group are not averaged (average, floor, ceil), since a GPU packs "
-     "these layers in one launch without an order; use dominant= to choose the layer whose codes "
-     "the group shares"},
 };
 
 }  // namespace
@@ -183,13 +220,12 @@ const QuantizerEntry xquant{
      .kind = PartKind::kQuantizer,
      .source = "XQuant, sections 3.2-3.3, equations 4-13, algorithms 1-2",
      .stores = "as kivi at 2 bits and 1 bit with calibrated levels; each group of layers, by "
-               "default a pair, stores the codes of one of them",
+               "default a pair, stores the codes of one of them or their mean",
      .composes = "retention rules with one set of tokens per layer (the layers of a pair keep the "
                  "same tokens)",
      .options = kOptions,
      .example = "xquant,residual=32",
-     .arxiv = "2510.11236",
-     .not_built = kNotBuilt},
+     .arxiv = "2510.11236"},
     make<XQuant>};
 
 }  // namespace kvlm::quantizers

@@ -452,6 +452,7 @@ TEST(CudaTable, DropsRows) {
                            "h2o,keep=0.5,head_shared=on + xquant,group=8,residual=16,km=0,vm=0",
                            "tova,keep=0.5 + kivi,group=8,residual=16 + share=codes",
                            "streaming,keep=0.5 + xquant,group=8,residual=16,km=0,vm=0",
+                           "h2o,keep=0.5,head_shared=on + xquant,km=0,vm=0,merge=average",
                            "snapkv,keep=0.5,evict=score,head_shared=on + xquant,km=0,vm=0",
                            "tova,keep=0.5 + head_quantile",
                            "prefixkv,keep=0.5",

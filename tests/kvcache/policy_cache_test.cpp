@@ -146,6 +146,45 @@ TEST(XQuantGroups, EqualTheReferenceInManyLayers) {
   }
 }
 
+/// Averages of pairs, where keys and values share from different layers and the last layer has no
+/// partner.
+TEST(XQuantGroups, AveragesEqualTheReferenceInManyLayers) {
+  for (const char* average : {"gamma=0.2", "gamma=0.6", "gamma=0.5,round=floor", "round=ceil"}) {
+    for (const char* shared : {"kq=2,km=0,vq=2,vm=3", "kq=0,km=5,vq=24,vm=2"}) {
+      const std::string xquant =
+          fmt::format("xquant,group=8,residual=16,{},merge=average,{}", shared, average);
+      for (const char* rule : {"", "uniform,keep=0.5 + ", "prefixkv,keep=0.5 + "}) {
+        check_life_cycle({rule + xquant, shape_of(7, 1, 2, 16), {5, {40}, 9}, 90, 7});
+      }
+      check_life_cycle({xquant, shape_of(9, 1, 1, 20), {33, {}, 0}, 40, 33});
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+/// XQuant, appendix F: below 1/6 and above 5/6 the average is the code of one layer.
+TEST(XQuantGroups, OuterAveragesAreDominantLayers) {
+  const CacheShape shape = shape_of(4, 2, 2, 16);
+  const std::string xquant = "xquant,group=8,residual=16,kq=2,km=0,vq=2,vm=0,";
+  const std::vector<int16_t> prompt = PromptShape{}.modality();
+  const SequenceSize size = size_of(prompt, 60);
+  for (const auto& [average, dominant] :
+       {std::pair("gamma=0.16", "dominant=1"), std::pair("gamma=0.84", "dominant=0")}) {
+    Feeder feeder(shape);
+    const auto averages = make(xquant + "merge=average," + average, shape, size);
+    const auto dominates = make(xquant + dominant, shape, size);
+    const SequenceId ids[] = {averages->open(size, "s"), dominates->open(size, "s")};
+    int fed = 0;
+    for (int step = 0; step < 60; ++step) {
+      Feeder::Input input{'s', ids[0], fed, step == 0 ? prompt : std::vector{kTextRow}, step == 0};
+      const auto found = feeder.pass(*averages, {input});
+      input.id = ids[1];
+      ASSERT_EQ(found, feeder.pass(*dominates, {input})) << average << ", step " << step;
+      fed += static_cast<int>(input.modality.size());
+    }
+  }
+}
+
 /// A policy that nobody feeds is checked against nothing.
 TEST(PolicyLives, NameEveryPolicy) {
   for (const PolicyInfo* info : policies()) {

@@ -82,10 +82,6 @@ TEST(RefusedSpec, UnknownNames) {
         "in every format; share codes between layers with share=codes");
   }
   EXPECT_THAT(refusal("slerp"), HasSubstr("slerp is not built: merged layers would need"));
-  for (const char* text : {"xquant,merge=avg", "xquant,merge=floor", "kivi + xquant,merge=ceil"}) {
-    EXPECT_THAT(refusal(text), AllOf(HasSubstr("is not built: codes of the layers of a group are"),
-                                     HasSubstr("use dominant=")));
-  }
   EXPECT_EQ(refusal("f16\n"), unknown("f16\\x0a", "f16"));
   EXPECT_EQ(refusal("f16 \x1b[31m"),
             "--kv \"f16 \\x1b[31m\" has \"\\x1b[31m\" after a space; join parts by '+', as in f16 "
@@ -262,10 +258,11 @@ TEST(RefusedSpec, SharingThatCannotBe) {
   EXPECT_EQ(refusal("xquant + share=codes"),
             "--kv \"xquant + share=codes\" has share=codes and xquant, which shares codes itself; "
             "did you mean xquant?");
-  EXPECT_EQ(refusal("xquant,bits=2"),
-            "--kv xquant has no option bits (its options are calib, dominant, "
-            "eta1, eta2, group, km, kq, layer_group, meta, residual, tail_keep, vm, vq, scope, "
-            "layers, rotate, profile)");
+  EXPECT_EQ(
+      refusal("xquant,bits=2"),
+      "--kv xquant has no option bits (its options are calib, dominant, "
+      "eta1, eta2, gamma, group, km, kq, layer_group, merge, meta, residual, round, tail_keep, "
+      "vm, vq, scope, layers, rotate, profile)");
   EXPECT_EQ(refusal("xquant,layers=0-3"),
             "--kv \"xquant,layers=0-3\" has xquant,layers=0-3, but xquant pairs layers itself; "
             "drop layers=0-3");

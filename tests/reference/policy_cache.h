@@ -54,8 +54,10 @@ class PolicySequence {
         packers_[store].back() = packer_of(options, shape, layer, rule_.has_value());
         if (words.name == "xquant") {
           const XQuantLayers thresholds(options, shape.layers);
+          const bool averages = options.text("merge") == "average";
           sharing_ = sharing_in_groups(thresholds.km, thresholds.vm, options.integer("layer_group"),
-                                       options.integer("dominant"), shape.layers);
+                                       averages ? 1 : options.integer("dominant"), shape.layers);
+          if (averages) sharing_.average = {options.real("gamma"), options.text("round")[0]};
         }
       }
     }
@@ -662,7 +664,19 @@ class PolicySequence {
       const Slot& made = slot_of(maker, head, slots[i]->token);
       codes.push_back(keys ? made.k_codes : made.v_codes);
     }
+    const Rows raw = x;
     pack_block(scheme, x, codes, of_layer);
+    if (shared && sharing_.average) {
+      for (size_t i = 0; i < slots.size(); ++i) {
+        const Slot& first = slot_of(owners[at], head, slots[i]->token);
+        const std::vector<int>& theirs = keys ? first.k_codes : first.v_codes;
+        for (size_t channel = 0; channel < theirs.size(); ++channel) {
+          codes[i][channel] = (*sharing_.average)(theirs[channel], codes[i][channel]);
+        }
+      }
+      x = raw;
+      pack_block(scheme, x, codes, of_layer);
+    }
     for (int earlier = 0; earlier < layer; ++earlier) {
       if (maker_of(earlier, keys) == layer) repack(earlier, head, slots, store, keys, codes);
     }

@@ -51,12 +51,27 @@ struct Packer {
   Scheme protected_values;                     ///< of protected rows, if protect > 0
 };
 
+/// XQuant's weighted average of the codes of two layers (section 3.3.3, appendix F), rounded.
+struct Average {
+  double gamma = 0;     ///< weight of the first layer
+  char rounding = 'n';  ///< to nearest, ties to even; 'f': down; 'c': up
+
+  int operator()(int e0, int e1) const {
+    const double mean = gamma * e0 + (1 - gamma) * e1;
+    constexpr double kInexact = 1e-9;  // 0.9 * 3 + 0.1 * 3 is not 3
+    if (rounding == 'f') return static_cast<int>(std::floor(mean + kInexact));
+    if (rounding == 'c') return static_cast<int>(std::ceil(mean - kInexact));
+    return static_cast<int>(std::nearbyint(mean));
+  }
+};
+
 /// The layer whose codes a layer uses; empty: every layer its own.
 struct Sharing {
   std::vector<int> keys;
   std::vector<int> values;
   std::vector<int> key_makers = {};  ///< the layer whose rows those codes are of; empty: that layer
   std::vector<int> value_makers = {};
+  std::optional<Average> average = {};  ///< of both layers' codes, made when the second has its own
 };
 
 inline Scheme affine_scheme(Axis axis, int bits, size_t group, size_t dim, bool f32_meta) {

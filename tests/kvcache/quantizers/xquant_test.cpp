@@ -2,7 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <vector>
+
 #include "kernels/base/error.h"
+#include "kernels/pack.h"
 #include "tests/kvcache/quantizers/make.h"
 
 namespace kvlm {
@@ -12,6 +16,7 @@ using test::nominal;
 using test::quantizer;
 using test::shape_of;
 using testing::ElementsAre;
+using testing::HasSubstr;
 
 std::string spec(int kq, int vq, int km, int vm) {
   return fmt::format("xquant,kq={},vq={},km={},vm={}", kq, vq, km, vm);
@@ -93,6 +98,112 @@ TEST(XQuant, RefusesADominantLayerOutsideItsGroup) {
   // Options that change nothing: no layer shares.
   EXPECT_THROW(quantizer(spec(0, 0, 8, 8) + ",dominant=1", shape_of(8, 1, 32)), Error);
   EXPECT_THROW(quantizer(spec(0, 0, 8, 8) + ",layer_group=3", shape_of(8, 1, 32)), Error);
+}
+
+/// Codes that layers 0 and 1 share of values whose codes would be 0 to 3 by row and by column.
+std::vector<int> averaged(const std::string& options) {
+  constexpr int kDim = 16;
+  const auto made =
+      quantizer("xquant,vq=2,vm=0,group=16,meta=f32,merge=average" + options, shape_of(2, 1, kDim));
+  ThreadPool pool(1);
+  Stream stream(pool);
+  std::array<std::byte, kDim / 4> codes{};
+  for (const int layer : {0, 1}) {
+    std::vector<float> x;
+    for (int i = 0; i < kDim; ++i) {
+      x.push_back(layer == 0 ? static_cast<float>(i / 4) : static_cast<float>(2 * (i % 4) - 7));
+    }
+    const Packing& packing = made->packing(KvSide::kValues, layer);
+    float scale = 0;
+    float zero = 0;
+    const PackJob job{x.data(), 1, codes.data(), reinterpret_cast<std::byte*>(&scale),
+                      reinterpret_cast<std::byte*>(&zero)};
+    pack(packing.format, packing.rules, {&job, 1}, stream);
+    // The layer's own range, with ends moved by 0.045 of it.
+    EXPECT_FLOAT_EQ(scale, layer == 0 ? 0.91f : 1.82f);
+    EXPECT_FLOAT_EQ(zero, layer == 0 ? 0.135f : -6.73f);
+  }
+  std::vector<int> integers;
+  for (int i = 0; i < kDim; ++i) {
+    integers.push_back(
+        code_at(reinterpret_cast<const uint8_t*>(codes.data()), CodeFormat::kBits2, i));
+  }
+  return integers;
+}
+
+/// XQuant, table 4 and appendix F: at 2 bits gamma makes six cases, by hand. Row: code of the first
+/// layer; column: of the second.
+TEST(XQuant, AveragesCodesInSixCases) {
+  EXPECT_THAT(averaged(",gamma=0"), ElementsAre(0, 1, 2, 3,  //
+                                                0, 1, 2, 3,  //
+                                                0, 1, 2, 3,  //
+                                                0, 1, 2, 3));
+  EXPECT_EQ(averaged(",gamma=0.16"), averaged(",gamma=0"));
+  EXPECT_THAT(averaged(",gamma=0.17"), ElementsAre(0, 1, 2, 2,  //
+                                                   0, 1, 2, 3,  //
+                                                   0, 1, 2, 3,  //
+                                                   1, 1, 2, 3));
+  EXPECT_EQ(averaged(",gamma=0.24"), averaged(",gamma=0.17"));
+  EXPECT_THAT(averaged(",gamma=0.26"), ElementsAre(0, 1, 1, 2,  //
+                                                   0, 1, 2, 2,  //
+                                                   1, 1, 2, 3,  //
+                                                   1, 2, 2, 3));
+  EXPECT_EQ(averaged(",gamma=0.49"), averaged(",gamma=0.26"));
+  EXPECT_THAT(averaged(",gamma=0.51"), ElementsAre(0, 0, 1, 1,  //
+                                                   1, 1, 1, 2,  //
+                                                   1, 2, 2, 2,  //
+                                                   2, 2, 3, 3));
+  EXPECT_EQ(averaged(",gamma=0.74"), averaged(",gamma=0.51"));
+  EXPECT_THAT(averaged(",gamma=0.76"), ElementsAre(0, 0, 0, 1,  //
+                                                   1, 1, 1, 1,  //
+                                                   2, 2, 2, 2,  //
+                                                   2, 3, 3, 3));
+  EXPECT_EQ(averaged(",gamma=0.83"), averaged(",gamma=0.76"));
+  EXPECT_EQ(averaged(""), averaged(",gamma=0.8"));
+  EXPECT_THAT(averaged(",gamma=1"), ElementsAre(0, 0, 0, 0,  //
+                                                1, 1, 1, 1,  //
+                                                2, 2, 2, 2,  //
+                                                3, 3, 3, 3));
+  EXPECT_EQ(averaged(",gamma=0.84"), averaged(",gamma=1"));
+}
+
+TEST(XQuant, RoundsAveragesDownOrUp) {  // table 4, "Flooring" and "Ceiling"
+  EXPECT_THAT(averaged(",gamma=0.5,round=floor"), ElementsAre(0, 0, 1, 1,  //
+                                                              0, 1, 1, 2,  //
+                                                              1, 1, 2, 2,  //
+                                                              1, 2, 2, 3));
+  EXPECT_THAT(averaged(",gamma=0.5,round=ceil"), ElementsAre(0, 1, 1, 2,  //
+                                                             1, 1, 2, 2,  //
+                                                             1, 2, 2, 3,  //
+                                                             2, 2, 3, 3));
+  EXPECT_THAT(averaged(",gamma=0.5"), ElementsAre(0, 0, 1, 2,  // ties to even
+                                                  0, 1, 2, 2,  //
+                                                  1, 2, 2, 2,  //
+                                                  2, 2, 2, 3));
+  // The mean of equal codes is that code: 0.9 * 3 + 0.1 * 3 is less than 3 in f64.
+  for (const char* options : {",gamma=0.9,round=floor", ",gamma=0.7,round=ceil"}) {
+    const std::vector<int> codes = averaged(options);
+    for (size_t code = 0; code < 4; ++code) EXPECT_EQ(codes[5 * code], code);
+  }
+}
+
+TEST(XQuant, RefusesAveragesThatCannotBe) {
+  const auto why = [](const std::string& options) -> std::string {
+    try {
+      quantizer(spec(0, 0, 0, 0) + options, shape_of(4, 1, 32));
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(why(",merge=average,layer_group=3"),
+            "--kv xquant,merge=average,layer_group=3: only codes of pairs of layers are averaged; "
+            "use layer_group=2, or leave out merge=average");
+  EXPECT_THAT(why(",merge=average,dominant=1"), HasSubstr("dominant=1 has no effect"));
+  EXPECT_THAT(why(",gamma=0.5"), HasSubstr("gamma=0.5 has no effect"));
+  EXPECT_THAT(why(",round=floor"), HasSubstr("round=floor has no effect"));
+  EXPECT_THAT(why(",merge=floor"), HasSubstr("dominant, average"));
+  EXPECT_THROW(quantizer("xquant,km=1024,vm=1024,merge=average", shape_of(4, 1, 32)), Error);
 }
 
 /// Keys and values at 1 bit, all shared: a half, a third and a quarter of the codes are stored.
