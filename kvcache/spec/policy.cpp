@@ -195,13 +195,7 @@ const OptionInfo* find_option(const PolicyInfo& info, std::string_view key) {
   return nullptr;
 }
 
-[[noreturn]] void refuse_key(const PolicyInfo& info, std::string_view key, std::string_view value) {
-  for (const NotBuilt& option : info.not_built) {
-    if (option.key != key) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--kv {},{}={} is not built: {}", info.name, key, printable(value),
-                            option.why));
-  }
+[[noreturn]] void refuse_key(const PolicyInfo& info, std::string_view key) {
   std::vector<std::string_view> keys;
   for (const OptionInfo* option : options_of(info)) keys.push_back(option->key);
   const bool misplaced =
@@ -278,7 +272,7 @@ std::string checked_value(std::string_view part, const OptionInfo& option, std::
 OptionValues::OptionValues(const PolicyInfo& info, const SpecPart& part) : info_(&info) {
   for (const auto& [key, value] : part.options) {
     const OptionInfo* option = find_option(info, key);
-    if (option == nullptr) refuse_key(info, key, value);
+    if (option == nullptr) refuse_key(info, key);
     values_[key] = checked_value(info.name, *option, value);
     given_.push_back(key);
   }

@@ -48,12 +48,6 @@ struct OptionInfo {
   std::string_view help = {};      ///< one line
 };
 
-/// An option of the paper that we did not build, and the reason (docs/formulas.md, "Not built").
-struct NotBuilt {
-  std::string_view key;
-  std::string_view why;
-};
-
 /// Description of a policy for the parser and for users.
 struct PolicyInfo {
   std::string_view name = {};
@@ -64,7 +58,6 @@ struct PolicyInfo {
   std::span<const OptionInfo> options = {};
   std::string_view example = {};  ///< a legal spec with this policy
   std::string_view arxiv = {};    ///< arXiv number of the paper, if any
-  std::span<const NotBuilt> not_built = {};
 };
 
 /// All options of this policy: its own, then those of its kind (scope and layers of a quantizer;
