@@ -176,6 +176,10 @@ _OF_QUANTIZERS = [
     ),
     Claim("the first layer of a pair makes the codes best", "XQuant 4.3, tables 4 and 5", "xquant", "xquant,dominant=1"),
     *(
+        Claim("averages of two layers' codes beat the first layer's", "XQuant, table 4", f"xquant,merge=average,{how}", "xquant", at)
+        for how, at in (("gamma=0.8", "gamma 0.8"), ("gamma=0.5,round=floor", "rounded down"), ("gamma=0.5,round=ceil", "rounded up"))
+    ),
+    *(
         Claim("pairs of layers beat larger groups", "XQuant 4.3, table 5", "xquant", f"xquant,layer_group={layers}", f"of {layers}")
         for layers in (3, 4)
     ),
@@ -211,6 +215,14 @@ _OF_QUANTIZERS = [
             ("calibquant,tau=0:3", "CalibQuant at 1 bit"),
             ("vidkv", "VidKV"),
         )
+    ),
+    Claim("rotating keys alone helps", "TurboQuant (arXiv 2504.19874), as in vLLM", "int4,rotate=keys", "int4", "4 bits"),
+    Claim(
+        "a codebook for normal numbers beats equal steps on rotated keys",
+        "TurboQuant (arXiv 2504.19874), as in vLLM",
+        "turboquant",
+        "int4,rotate=keys",
+        "4 bits",
     ),
     Claim(
         "protecting a fifth of the tokens by meaning helps", "VidKV 5.3, table 2 (video)", "vidkv,protect=0.2", "vidkv"

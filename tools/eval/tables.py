@@ -42,6 +42,9 @@ SPECS = """
 f16
 int8
 int4
+turboquant
+turboquant,key_bits=3,value_bits=3
+nf4
 kivi,bits=8
 kivi,bits=4
 kivi
