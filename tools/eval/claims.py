@@ -176,7 +176,7 @@ _OF_QUANTIZERS = [
     ),
     Claim("the first layer of a pair makes the codes best", "XQuant 4.3, tables 4 and 5", "xquant", "xquant,dominant=1"),
     *(
-        Claim("averages of two layers' codes beat the first layer's", "XQuant, table 4", f"xquant,merge=average,{how}", "xquant", at)
+        Claim("averages of two layers' codes beat the first layer's", "XQuant, table 4", f"xquant,merge=average,{how}", "xquant", at, alike=("gamma", "round"))
         for how, at in (("gamma=0.8", "gamma 0.8"), ("gamma=0.5,round=floor", "rounded down"), ("gamma=0.5,round=ceil", "rounded up"))
     ),
     *(
