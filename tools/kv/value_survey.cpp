@@ -39,6 +39,8 @@ ValueSurvey::ValueSurvey(int layers, int kv_heads, int head_dim)
   }
   const size_t sets = static_cast<size_t>(layers) * 2 * kBoth;
   counts_.resize(sets * static_cast<size_t>(kv_heads));
+  const size_t channels = static_cast<size_t>(kv_heads) * static_cast<size_t>(head_dim);
+  magnitudes_.assign(sets, std::vector<double>(channels));
   distances_.resize(sets);
   codes_.resize(sets);
 }
@@ -50,6 +52,13 @@ size_t ValueSurvey::index(int layer, KvSide side, Rows rows) const noexcept {
 const ValueCounts& ValueSurvey::counts(int layer, KvSide side, Rows rows, int head) const {
   return counts_[index(layer, side, rows) * static_cast<size_t>(kv_heads_) +
                  static_cast<size_t>(head)];
+}
+
+double ValueSurvey::loudest_channel(int layer, KvSide side, Rows rows) const {
+  std::vector<double> sums = magnitudes_[index(layer, side, rows)];
+  const auto middle = sums.begin() + static_cast<std::ptrdiff_t>((sums.size() - 1) / 2);
+  std::nth_element(sums.begin(), middle, sums.end());
+  return *middle == 0 ? 0 : *std::max_element(middle, sums.end()) / *middle;
 }
 
 const ValueSurvey::Distances& ValueSurvey::distances(int layer, KvSide side, Rows rows) const {
@@ -68,7 +77,9 @@ void ValueSurvey::add_layer(int layer, std::span<const HeadRows> heads) {
       const std::vector<float>& x = side == KvSide::kKeys ? heads[head].keys : heads[head].values;
       for (size_t i = 0; i < x.size(); ++i) {
         const Rows rows = heads[head].tags[i / dim] == kTextRow ? kTextRows : kVisualRows;
-        counts_[index(layer, side, rows) * static_cast<size_t>(kv_heads_) + head].add(x[i]);
+        const size_t at = index(layer, side, rows);
+        counts_[at * static_cast<size_t>(kv_heads_) + head].add(x[i]);
+        magnitudes_[at][head * dim + i % dim] += std::abs(static_cast<double>(x[i]));
       }
       codes.push_back(codes_of(side, x));
     }

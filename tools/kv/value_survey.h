@@ -24,8 +24,9 @@ struct ValueCounts {
 };
 
 /// What keys and values of a model look like, layer by layer, rows of pictures and of text apart:
-/// how they are distributed in every KV head, and how far the 2-bit codes of neighbouring layers
-/// lie apart (XQuant, figure 3), which are made as `kivi,bits=2` makes them, of all rows.
+/// how they are distributed in every KV head, how loud their outlier channels are, and how far the
+/// 2-bit codes of neighbouring layers lie apart (XQuant, figure 3), which are made as `kivi,bits=2`
+/// makes them, of all rows.
 class ValueSurvey {
  public:
   static constexpr int kDistances = 4;  ///< of 2-bit codes: 0 to 3
@@ -39,6 +40,9 @@ class ValueSurvey {
   void add_layer(int layer, std::span<const HeadRows> heads);
 
   const ValueCounts& counts(int layer, KvSide side, Rows rows, int head) const;
+  /// The mean magnitude of the loudest channel of all KV heads over that of their median channel
+  /// (the lower one of two); 0 if that is 0 or there are no rows.
+  double loudest_channel(int layer, KvSide side, Rows rows) const;
   /// Between codes of `layer` and of the next one: how many are so far apart.
   const Distances& distances(int layer, KvSide side, Rows rows) const;
   /// How many codes of a layer are 0, 1, 2 and 3.
@@ -56,8 +60,10 @@ class ValueSurvey {
   int layers_;
   int kv_heads_;
   int head_dim_;
-  std::array<Packing, 2> packings_;         // by KvSide
-  std::vector<ValueCounts> counts_;         // (layers, parts, modalities, kv_heads)
+  std::array<Packing, 2> packings_;  // by KvSide
+  std::vector<ValueCounts> counts_;  // (layers, parts, modalities, kv_heads)
+  std::vector<std::vector<double>>
+      magnitudes_;                          // (layers, parts, modalities): (kv_heads, head_dim)
   std::vector<Distances> distances_;        // (layers, parts, modalities)
   std::vector<Distances> codes_;            // likewise
   std::array<std::vector<Codes>, 2> last_;  // by KvSide, (kv_heads,) of the layer before
