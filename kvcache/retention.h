@@ -90,6 +90,8 @@ struct LayerSelection {
   std::vector<std::vector<int32_t>> slots;
   /// Share of tokens that the layer forgets, used in decode: 1 - kept / n as the rule defines it.
   double forget = 0;
+  /// Newest slots that decode never evicts (TGV-KV: as many as were kept after the images).
+  int tail = 1;
   /// Same shape as slots: their scores, if decode evicts by them; else empty.
   std::vector<std::vector<float>> scores = {};
   /// In each list, how many of the first and last slots nothing is merged into (kPosition).
@@ -105,6 +107,7 @@ struct DecodeView {
   int step = 0;         ///< t: 1 for the first token after the prompt
   int kept = 0;         ///< m_l: tokens kept when the prompt ended
   double forget = 0;    ///< LayerSelection.forget
+  int tail = 1;         ///< LayerSelection.tail
   int scored = 0;       ///< prompt tokens left, if they have scores; else 0
   /// (n,) needs().decode_weights by slot, of one kv_head if per_head(), else the mean over
   /// kv_heads. Empty if not requested.

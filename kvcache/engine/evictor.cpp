@@ -47,6 +47,7 @@ void Evictor::evict_from(Sequence& sequence, int layer, int step, Stream& stream
   view.step = step;
   view.kept = state.kept;
   view.forget = state.forget;
+  view.tail = state.tail;
   const bool per_head = traits_.layouts().per_head();
   int slot = -1;
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {

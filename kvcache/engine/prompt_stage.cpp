@@ -176,6 +176,7 @@ PromptStage::KeptLayer PromptStage::keep(Sequence& sequence, int layer,
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   state.kept = selection.kept();
   state.forget = selection.forget;
+  state.tail = selection.tail;
   if (sequence.size.records) state.selected = selection.slots;
   for (size_t list = 0; list < selection.scores.size(); ++list) {
     state.heads[list].scores = selection.scores[list];

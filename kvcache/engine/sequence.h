@@ -84,6 +84,7 @@ struct LayerState {
   size_t buffer_bytes = 0;  ///< of all K and V buffers
   int kept = 0;             ///< slots at the end of the first prompt
   double forget = 0;
+  int tail = 1;
   std::array<size_t, kStores> mask_bytes{};  ///< VidKV's channel masks (Quantizer::facts_bytes)
   int protection_bitmaps = 0;                ///< bitmaps of protected slots, counted as arena bytes
   std::vector<uint64_t> protection;          ///< memory of the bitmaps if the arena is on a GPU

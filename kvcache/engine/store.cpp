@@ -172,6 +172,7 @@ Sequence SequenceStore::fork_counts(const Sequence& parent, int max_rows) const 
     state.counts = from.counts;
     state.kept = from.kept;
     state.forget = from.forget;
+    state.tail = from.tail;
     state.mask_bytes = from.mask_bytes;
     state.sink_rows = from.sink_rows;
     state.rotated_by = from.rotated_by;

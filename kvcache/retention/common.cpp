@@ -278,6 +278,11 @@ int PlaceEviction::evict(const DecodeView& view) const noexcept {
   const double budget = budget_at(view.kept, view.forget, view.prompt_rows, view.step);
   if (static_cast<double>(view.rows) - budget + kBudgetSlack < 1) return -1;
   if (scored()) return spared(view);
+  if (rule == Rule::kStepToBudget) {
+    const LeastWeight of{.first = ends.sinks, .recent = view.tail};
+    const int least = least_weighed(of, view.weights);
+    return least >= 0 ? least : std::min(ends.sinks, view.rows - 2);
+  }
   int index = (rule == Rule::kSliding ? view.rows : view.kept) - distance;
   if (index < 1) index = view.kept / 2;
   return std::min(std::max(index, ends.sinks), view.rows - 2);  // the newest token stays

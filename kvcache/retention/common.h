@@ -124,11 +124,12 @@ int growing_peak(int kept, int prompt_rows, int max_rows) noexcept;
 struct PlaceEviction {
   enum class Rule : uint8_t {
     kNone,
-    kScore,       ///< the prompt token of least score; if none is left, as kWindow
-    kWindow,      ///< the oldest of the newest `distance` tokens
-    kFixedIndex,  ///< index kept - distance: the published code
-    kSliding,     ///< index n - distance: the paper; constant distance to the newest token
-    kStep,        ///< least attention in this step; at most `kept` tokens after it
+    kScore,         ///< the prompt token of least score; if none is left, as kWindow
+    kWindow,        ///< the oldest of the newest `distance` tokens
+    kFixedIndex,    ///< index kept - distance: the published code
+    kSliding,       ///< index n - distance: the paper; constant distance to the newest token
+    kStep,          ///< least attention in this step; at most `kept` tokens after it
+    kStepToBudget,  ///< the same to the budget, sparing sinks and the newest `tail` tokens
   };
   Rule rule = Rule::kFixedIndex;
   int distance = 25;

@@ -32,12 +32,14 @@ constexpr std::array kOptions = {
                .help = kSinks.help},
     kLast,
     OptionInfo{.key = "evict",
-               .choices = "auto|score|window|none",
+               .choices = "auto|score|window|step|none",
                .standard = "auto",
-               .official = "none",
-               .paper = "none",
-               .help = "as prefixkv's: visual tokens of lowest score go first. auto: window with a "
-                       "quantizer, else score"},
+               .official = "step",
+               .paper = "step",
+               .help = "which token decode evicts once a layer exceeds its budget. step, as in the "
+                       "published code: the one that the new token attends to least, but sinks and "
+                       "as many of the newest as were kept after the images; other values as in "
+                       "prefixkv: visual tokens of lowest score go first"},
     kDistance};
 
 /// Whole numbers of tokens for layers that ask for `wanted` of `total`, from `least` to n each: in
@@ -98,18 +100,22 @@ std::vector<int> divided(std::span<const double> wanted, std::span<const int> si
 /// Departures: budgets have the exact total (budgets=clipped: as published). Text is ranked by the
 /// attention of the question, not of the whole prompt. Tokens of several images are those with
 /// their tags; the published code takes as many as there are from the first on. Decode evicts as
-/// PrefixKV does, or nothing; the published code evicts the token of least attention in each step.
+/// PrefixKV does (evict=step: as published, but never below the tokens kept at the prompt's end).
 ///
 /// Source: "TGV-KV", arXiv 2606.03075 (abstract) [P], and its code [C]; docs/formulas.md, "TGV-KV".
 class Tgv final : public PlacedRule {
  public:
   Tgv(const OptionValues& options, const PolicyContext& context)
-      : PlacedRule(options.real("keep"), PlaceEviction::from(options, context)),
+      : PlacedRule(options.real("keep"), eviction_of(options, context)),
         clipped_(options.text("budgets") == "clipped") {}
 
   ImportanceNeeds needs() const noexcept override {
     if (identity()) return {};
-    return {.rows = ImportanceNeeds::Rows::kPostVision, .weighted_sums = true};
+    using Weights = ImportanceNeeds::DecodeWeights;
+    const bool by_step = eviction().rule == PlaceEviction::Rule::kStepToBudget;
+    return {.rows = ImportanceNeeds::Rows::kPostVision,
+            .weighted_sums = true,
+            .decode_weights = by_step ? Weights::kOfStep : Weights::kNone};
   }
   bool joint() const noexcept override { return !identity(); }
 
@@ -122,7 +128,10 @@ class Tgv final : public PlacedRule {
     std::vector<LayerSelection> selections;
     for (size_t u = 0; u < units.size(); ++u) {
       selections.push_back({{}, 1 - static_cast<double>(kept[u]) / prompt.rows});
-      add_best(selections.back(), scores(prompt, units[u], guided), kept[u]);
+      LayerSelection& made = selections.back();
+      add_best(made, scores(prompt, units[u], guided), kept[u]);
+      const auto question = std::ranges::lower_bound(made.slots[0], first_of_question(prompt));
+      made.tail = std::max(1, static_cast<int>(made.slots[0].end() - question));
     }
     return by_layer(prompt, units, std::move(selections));
   }
@@ -138,6 +147,12 @@ class Tgv final : public PlacedRule {
   }
 
  private:
+  static PlaceEviction eviction_of(const OptionValues& options, const PolicyContext& context) {
+    PlaceEviction eviction = PlaceEviction::from(options, context);
+    if (options.text("evict") == "step") eviction.rule = PlaceEviction::Rule::kStepToBudget;
+    return eviction;
+  }
+
   int least() const noexcept {
     return clipped_ ? eviction().ends.alone() : eviction().ends.least();
   }

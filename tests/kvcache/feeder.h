@@ -270,6 +270,8 @@ inline constexpr const char* kSpecs[] = {
     "mixkv,keep=0.5,window=8",
     "tgv,keep=0.4",
     "tgv,keep=0.3,budgets=clipped,evict=none",
+    "tgv,keep=0.5,profile=official",
+    "tgv,keep=0.6,evict=step + kivi,group=8,residual=16",
     "tgv,keep=0.5,sinks=9,last=7 + kivi,group=8,residual=16 + share=codes",
     "mixkv,keep=0.4,window=8,mode=mean,head_shared=on + kivi,group=8,residual=16 + share=codes",
     "elastic,keep=0.4",

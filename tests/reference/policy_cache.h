@@ -295,6 +295,7 @@ class PolicySequence {
     LayerScores scores;
     int kept = 0;
     double forget = 0;
+    int tail = 1;
     std::array<bool, 2> learned{};
     int turned = 0;
     int sinks = 0;
@@ -421,6 +422,7 @@ class PolicySequence {
   void keep(Layer& state, const Selection& selection, int n) {
     state.kept = static_cast<int>(selection.slots[0].size());
     state.forget = selection.forget;
+    state.tail = selection.tail;
     for (size_t head = 0; head < kv_heads(); ++head) {
       KvHead& kv_head = state.heads[head];
       const std::vector<int>& kept = selection.slots[selection.slots.size() > 1 ? head : 0];
@@ -772,9 +774,10 @@ class PolicySequence {
         for (const Slot& held : kv_head.slots) {
           if (held.of_prompt) scores.push_back(held.score);
         }
-        slot = pair == layer ? rule_->evict(static_cast<int>(kv_head.slots.size()), prompt_rows_,
-                                            step, state.kept, state.forget, weights, scores)
-                             : layers_[static_cast<size_t>(pair)].dropped;
+        slot = pair == layer
+                   ? rule_->evict(static_cast<int>(kv_head.slots.size()), prompt_rows_, step,
+                                  state.kept, state.forget, state.tail, weights, scores)
+                   : layers_[static_cast<size_t>(pair)].dropped;
         state.dropped = slot;
         if (slot >= 0 && head == 0 && rule_->rerotates()) {
           turn(state, state.sinks == 0 ? slot : state.sinks, 1);

@@ -26,6 +26,7 @@ struct Selection {
   std::vector<std::vector<int>> slots;
   std::vector<std::vector<double>> scores;  ///< for each list, of all rows: what decode goes by
   double forget = 0;
+  int tail = 1;  ///< of tgv: slots kept after the images, as many of which never go
   int lone_first = 0, lone_last = 0;  ///< of each list, the slots at its ends that none joins
 };
 
@@ -403,6 +404,15 @@ class Rule {
       const bool by_layer = name_ == "prefixkv" || name_ == "tgv" || name_ == "vlcache" ||
                             name_ == "pyramidkv" || name_ == "pyramidinfer";
       selection.forget = by_layer ? 1 - static_cast<double>(kept[u]) / n : 1 - keep_;
+      if (name_ == "tgv") {
+        const std::vector<int16_t>& tags = layers[0].modality;
+        for (const int slot : selection.slots[0]) {
+          const auto at = tags.begin() + slot;
+          const bool question = std::all_of(at, tags.end(), [](int16_t tag) { return tag < 0; });
+          selection.tail += question ? 1 : 0;
+        }
+        selection.tail = std::max(1, selection.tail - 1);
+      }
       if (name_ == "elastic" && options_.text("anchors") == "inner") {
         selection.lone_last = tail(kept[u]);
         selection.lone_first = std::min(sinks_, kept[u] - selection.lone_last);
@@ -414,7 +424,7 @@ class Rule {
 
   /// The slot that goes after step t, `scores` being those of the prompt's rows that are left, when
   /// a layer of N prompt rows that kept m has n rows; -1: none.
-  int evict(int n, int prompt_rows, int step, int kept, double forget,
+  int evict(int n, int prompt_rows, int step, int kept, double forget, int newest,
             const std::vector<double>& weights, const std::vector<double>& scores) const {
     if (name_ == "streaming") {
       const int most = proportional_ ? std::max(kept, streaming_rows(prompt_rows + step)) : kept;
@@ -438,6 +448,17 @@ class Rule {
         if (least < 0 || weight(j) <= weight(least)) least = j;
       }
       return least;
+    }
+    if (name_ == "tgv" && evict_ == "step") {
+      if (std::floor(n - std::max<double>(kept, (prompt_rows + step) * (1 - forget)) + 1e-6) < 1) {
+        return -1;
+      }
+      int least = -1;
+      for (int j = n - newest - 1; j >= sinks_; --j) {
+        const auto weight = [&](int slot) { return weights[static_cast<size_t>(slot)]; };
+        if (least < 0 || weight(j) < weight(least)) least = j;
+      }
+      return least < 0 ? std::min(sinks_, n - 2) : least;
     }
     if (evict_ == "step") return n > kept ? least_attended(n, kept, weights, scores) : -1;
     const double budget = std::max<double>(kept, (prompt_rows + step) * (1 - forget));

@@ -156,6 +156,45 @@ TEST(Tgv, DividesTheExactTotalByDemand) {
   EXPECT_THAT(budgets_of({0, 0, 0}, ".53333"), ElementsAre(6, 5, 5));     // 16
 }
 
+/// The published code, of which N = 100, f = 0.6 and 40 kept tokens, 7 of them after the images:
+/// tokens go after steps 2, 4 and 5, the least attended but the first 4 and the newest 7.
+TEST(Tgv, EvictsByStepAsPublished) {
+  const auto rule = make_rule(retention::tgv, {{"keep", ".4"}, {"profile", "official"}});
+  EXPECT_EQ(rule->needs().decode_weights, ImportanceNeeds::DecodeWeights::kOfStep);
+  std::vector<float> weights(64, 1);
+  for (const int slot : {0, 3, 36, 41}) weights[static_cast<size_t>(slot)] = 0.25f;
+  weights[20] = 0.5f;
+  DecodeView view;
+  view.rows = view.kept = 40;
+  view.prompt_rows = 100;
+  view.forget = 0.6;
+  view.tail = 7;
+  std::vector<int> rows;
+  for (view.step = 1; view.step <= 5; ++view.step) {
+    ++view.rows;
+    view.weights = std::span(weights).first(static_cast<size_t>(view.rows));
+    const int slot = rule->evict(view);
+    if (slot < 0) continue;
+    // Slot 36 is one of the newest 7 until there are 44.
+    EXPECT_EQ(slot, 20) << view.step;
+    rows.push_back(--view.rows);
+  }
+  EXPECT_EQ(view.step, 6);
+  EXPECT_THAT(rows, ElementsAre(41, 42, 42));
+  view.rows = 44;
+  view.step = 5;
+  view.weights = std::span(weights).first(44);
+  EXPECT_EQ(rule->evict(view), 36);
+}
+
+TEST(Tgv, KeepsAsManyNewestTokensAsTextAfterTheImages) {
+  const Example example(kOneImage);
+  const auto rule = make_rule(retention::tgv, {{"keep", ".5"}, {"last", "1"}});
+  std::vector<int> tails;
+  for (const auto& layer : testing::select(*rule, example.prompt)) tails.push_back(layer.tail);
+  EXPECT_THAT(tails, ElementsAre(2, 3));  // of 0 5 7 and of 0 4 5 6 7
+}
+
 /// Without images, or without text after them, all tokens rank by attention in equal budgets.
 TEST(Tgv, WithoutAQuestionAfterAnImageBudgetsAreEqual) {
   for (const std::vector<int16_t>& modality :
