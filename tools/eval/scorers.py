@@ -64,7 +64,10 @@ def plan_metrics(wanted: tuple[str, ...], skipped: list[str], spice: bool) -> tu
         )
     metrics = tuple(name for name in wanted if name not in skipped and not (PACKAGE in skipped and _of_package(name)))
     if not metrics:
-        raise EvaluationError(f"--skip leaves nothing to score; the scorers are {', '.join(wanted)}")
+        raise EvaluationError(
+            f"--skip leaves nothing to score; the scorers are {', '.join(wanted)}: leave one in (tools/eval/setup.sh installs what "
+            "they need), or compare policies without scores with vlm-kv fidelity"
+        )
     if needy := [name for name in metrics if _of_package(name)]:
         if importlib.util.find_spec(PACKAGE) is None:
             raise EvaluationError(

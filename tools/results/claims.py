@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "papers" / "claims.md"
 BUNDLED = ROOT / "docs" / "data" / "claims.csv"
 REAL = ROOT / "docs" / "data" / "real_claims.csv"
+FIGURES = ROOT / "docs" / "data" / "real.csv"
 MARKS = {"confirmed": "✓", "contradicted": "✗", "inconclusive": "○", "": ""}
 OPPOSITE = {"confirmed": "contradicted", "contradicted": "confirmed"}
 COLUMNS = ("internvl_captions", "internvl_documents", "llava_captions", "llava_documents", "qwen_captions", "qwen_documents",
@@ -90,7 +91,7 @@ def compared(rows: list[Row]) -> dict[str, list[tuple[Row, str]]]:
     return found
 
 
-def page(bundled: list[Row], real: list[Row]) -> str:
+def page(bundled: list[Row], real: list[Row], figures: list[Row] = []) -> str:
     rows = joined(bundled, real)
     ways = compared(rows)
     intervals = {(one["claim"], one["at"], one["task"]): one for one in reversed(real)}
@@ -134,11 +135,32 @@ def page(bundled: list[Row], real: list[Row]) -> str:
                 f"{float(one['difference_low']):+.3f} to {float(one['difference_high']):+.3f} | "
                 f"{MARKS[bundled_verdict(row, of_set)]} | {MARKS[one['verdict']]} |"
             )
-    return "\n".join(made) + "\n"
+    return "\n".join([*made, *outliers(figures)]) + "\n"
+
+
+def outliers(figures: list[Row]) -> list[str]:
+    """A table of real.csv's loudest_PART_TOKENS_x: the median layer, and the least and the greatest."""
+    found = {(row["model"], row["metric"]): row for row in figures if row["metric"].startswith("loudest_")}
+    kinds = [(f"{part}, {tokens}", f"loudest_{part}_{tokens}_x") for part in ("keys", "values") for tokens in ("visual", "text")]
+    lines = [
+        "",
+        "## Outlier channels",
+        "",
+        "The mean magnitude of a layer's loudest channel over that of its median one (`vlm-kv values`): the median layer, and the least",
+        "and the greatest. smollm2 is SmolLM2-135M as published, over plain English.",
+        "",
+        f"| model | {' | '.join(name for name, _ in kinds)} |",
+        "|---" * (1 + len(kinds)) + "|",
+    ]
+    for model in dict.fromkeys(model for model, _ in found):
+        cells = [found.get((model, metric)) for _, metric in kinds]
+        shown = (f"{float(x['value']):.1f} ({float(x['min']):.1f} to {float(x['max']):.1f})" if x else "" for x in cells)
+        lines.append(f"| {model} | {' | '.join(shown)} |")
+    return lines if found else []
 
 
 def made_of_data() -> str:
-    return page(read(BUNDLED), read(REAL) if REAL.is_file() else [])
+    return page(read(BUNDLED), read(REAL) if REAL.is_file() else [], read(FIGURES))
 
 
 def main() -> int:
