@@ -177,7 +177,7 @@ def answers(options: argparse.Namespace) -> list[Figure]:
     figures = []
     for script, score in (("coco.py", "slots"), ("docvqa.py", "ANLS")):
         for model in options.models:
-            out = options.work / f"{script}-{model}"
+            out = options.work / f"{script}-{Path(model).name}"
             command = ["python3", f"tools/eval/{script}", "--out", str(out), "--model", model, "--device", options.device,
                        "--jobs", str(options.jobs), "--batch-size", options.batch_size[0], "--tune", "0",
                        "--skip", "pycocoevalcap", *given(tuple(options.kv or ANSWERS))]  # fmt: skip
@@ -200,7 +200,7 @@ def rows_of(out: Path, script: str, score: str, model: str) -> list[Figure]:
         def add(metric: str, value: float, ends: tuple[float, float] | None = None, row: dict = row) -> None:
             low, high = (f"{end:.6g}" for end in ends) if ends else ("", "")
             command = f"tools/eval/{script} --model {model} --kv {shlex.quote(row['spec'])} --skip pycocoevalcap"
-            found.append(Figure(datetime.date.today().isoformat(), commit_of(row["versions"]["kvlm"]), row["device"], model, "real",
+            found.append(Figure(datetime.date.today().isoformat(), commit_of(row["versions"]["kvlm"]), row["device"], Path(model).name, "real",
                                 row["spec"], "", what, metric, f"{value:.6g}", low, high, command))  # fmt: skip
 
         values = [item[score] for item in row["items"].values()]
@@ -233,7 +233,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="as vlm-run's")
     parser.add_argument("--kv", action="append", help="a spec in place of the usual ones; repeatable")
     parser.add_argument("--model", default=MODEL, help="speed, captions: the model")
-    parser.add_argument("--models", nargs="+", default=MODELS, help="answers: the models")
+    parser.add_argument("--models", nargs="+", default=MODELS, help="answers: the models, which may be folders")
     parser.add_argument("--prompt-tokens", type=int, default=PROMPT)
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--budgets", nargs="+", default=BUDGETS)
