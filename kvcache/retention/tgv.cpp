@@ -39,7 +39,8 @@ constexpr std::array kOptions = {
                .help = "which token decode evicts once a layer exceeds its budget. step, as in the "
                        "published code: the one that the new token attends to least, but sinks and "
                        "as many of the newest as were kept after the images; other values as in "
-                       "prefixkv: visual tokens of lowest score go first"},
+                       "prefixkv: visual tokens of lowest score go first. auto: window with a "
+                       "quantizer, else score"},
     kDistance};
 
 /// Whole numbers of tokens for layers that ask for `wanted` of `total`, from `least` to n each: in

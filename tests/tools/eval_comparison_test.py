@@ -375,7 +375,6 @@ class Claims(unittest.TestCase):
                 "moved end levels help (eta)",
                 # The calibrated etas of both sides are those of one profile.
                 "the first layer of a pair makes the codes best",
-                "averages of two layers' codes beat the first layer's",
                 "pairs of layers beat larger groups",
                 "XQuant is above PyramidInfer",
                 "a codebook for normal numbers beats equal steps on rotated keys",

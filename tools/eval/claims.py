@@ -50,6 +50,8 @@ SPECTRUM = "a spectrum for 1-bit keys helps"
 CRITERION = "the widest channels of keys are those that need 2 bits"
 ROTATION = "rotating keys and values by a Hadamard matrix helps"
 RANDOM = "{} is above the random baseline"
+# As in XQuant's table 4: 2 bits, levels as they are, values shared from a low layer on.
+VALUES_SHARED = "xquant,eta1=0,eta2=0,km=1024,kq=1024,vm=2,vq=1024"
 PACK = "packing all tokens beats evicting some"
 OWN = "this project"
 
@@ -176,8 +178,14 @@ _OF_QUANTIZERS = [
     ),
     Claim("the first layer of a pair makes the codes best", "XQuant 4.3, tables 4 and 5", "xquant", "xquant,dominant=1"),
     *(
-        Claim("averages of two layers' codes beat the first layer's", "XQuant, table 4", f"xquant,merge=average,{how}", "xquant", at, alike=("gamma", "round"))
-        for how, at in (("gamma=0.8", "gamma 0.8"), ("gamma=0.5,round=floor", "rounded down"), ("gamma=0.5,round=ceil", "rounded up"))
+        Claim(
+            "averages of two layers' codes beat the first layer's", "XQuant, table 4", f"{VALUES_SHARED},merge=average,{how}",
+            VALUES_SHARED, at, alike=("gamma", "round"),
+        )
+        for how, at in (
+            ("gamma=0.8", "gamma 0.8"), ("gamma=0.6", "0.6"), ("gamma=0.3", "0.3"), ("gamma=0.2", "0.2"),
+            ("gamma=0.5,round=floor", "0.5 rounded down"), ("gamma=0.5,round=ceil", "0.5 rounded up"),
+        )
     ),
     *(
         Claim("pairs of layers beat larger groups", "XQuant 4.3, table 5", "xquant", f"xquant,layer_group={layers}", f"of {layers}")
