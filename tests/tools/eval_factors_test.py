@@ -175,6 +175,7 @@ class Differences(unittest.TestCase):
                 ("xquant", "vm"),
                 ("xquant", "vq"),
                 ("prefixkv", "mode"),
+                ("turboquant", "rotate"),
             },
         )
 
