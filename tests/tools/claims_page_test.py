@@ -6,6 +6,7 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools/results"))
@@ -49,6 +50,20 @@ class Claims(unittest.TestCase):
         self.assertIn("| c beats d (a paper) |  |  |  |  |  |  |  | ✓ |  |", page)
         self.assertIn("0 verdicts hold, 1 turn.", page)
         self.assertIn("| a beats b: 1 bit | captions | `a` | `b` | -0.250 | -0.300 to -0.200 | ✓ | ✗ |", page)
+
+    def test_a_report_replaces_the_rows_and_the_page(self):
+        row = dict.fromkeys(claims.KEPT, "1") | {"model": "build/real/smol-internvl", "task": "captions", "verdict": "confirmed"}
+        with tempfile.TemporaryDirectory() as folder:
+            report, rows, page = (Path(folder) / name for name in ("report.csv", "rows.csv", "page.md"))
+            report.write_text(",".join(row) + "\n" + ",".join(row.values()) + "\n")
+            argv = ["claims.py", "--report", str(report), "--device", "a card"]
+            with mock.patch.object(claims, "REAL", rows), mock.patch.object(claims, "PAGE", page), mock.patch("sys.argv", argv):
+                self.assertEqual(claims.main(), 0)
+                made = rows.read_text(), page.read_text()
+                self.assertEqual(claims.main(), 0)
+            self.assertEqual(made, (rows.read_text(), page.read_text()))
+            self.assertEqual([(x["device"], x["claim"]) for x in claims.read(rows)], [("a card", "1")])
+            self.assertIn("| 1 (1): 1 |", page.read_text())
 
     def test_rows_of_a_report(self):
         row = dict.fromkeys(claims.KEPT, "1") | {"model": "build/real/smol-internvl", "verdict": "confirmed"}
