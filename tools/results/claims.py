@@ -121,6 +121,9 @@ def page(bundled: list[Row], real: list[Row], figures: list[Row] = []) -> str:
             f"- {len(ways['opens'])} are inconclusive here and decided there; {len(ways['decides'])} are decided here alone; "
             f"{len(ways['neither'])} are",
             "  inconclusive on both.",
+        ]
+    if real and ways["turns"]:
+        made += [
             "",
             "Those that turn; differences are of the first spec minus the second, with 95 % intervals:",
             "",
