@@ -260,6 +260,7 @@ std::optional<LeastWeight> least_weight(const CacheTraits& traits, const Sequenc
   view.step = sequence.rows + 1 - sequence.prompt_rows;
   view.kept = state.kept;
   view.forget = state.forget;
+  view.tail = state.tail;
   view.scored = static_cast<int>(state.heads[0].scores.size());
   return traits.retention()->least_weight(view);
 }

@@ -227,10 +227,12 @@ Names turned_in_part(const CachePlan& plan) {
 // -------------------------------------------------------------------------------------- retention
 
 Names scores_turned_keys(const CachePlan& plan) {
-  if (plan.retention == nullptr || !plan.retention->needs().queries || !plan.rotates_any()) {
-    return std::nullopt;
-  }
-  return {{part_text(*plan.retention_part)}};
+  if (plan.retention == nullptr || !plan.retention->needs().queries) return std::nullopt;
+  const auto rotated = std::ranges::find_if(
+      plan.packers, [](const Packer& packer) { return packer.rotated != Rotated::kNothing; });
+  if (rotated == plan.packers.end()) return std::nullopt;
+  return {{part_text(rotated->part), part_text(*plan.retention_part),
+           with_option(rotated->part, "rotate", "off", "")}};
 }
 
 Names turns_packed_keys(const CachePlan& plan) {
@@ -349,8 +351,9 @@ constexpr Check<CachePlan> kTurnedChecks[] = {
 
 constexpr Check<CachePlan> kRetentionChecks[] = {
     {scores_turned_keys,
-     "has rotate=hadamard and {0}, which scores keys as they were before the rotation;",
-     "drop rotate=hadamard or use another retention rule"},
+     "has {0}, which stores keys rotated, and {1}, which scores them as they were before the "
+     "rotation;",
+     "use {2} or another retention rule"},
     {turns_packed_keys,
      "has a quantizer and {0}, which rotates kept keys again; packed keys cannot be rotated:",
      "did you mean {1}?"},

@@ -30,6 +30,11 @@ class TurboQuant final : public PlannedQuantizer {
       made.flush.trigger = made.flush.hold + 1;
       return made;
     };
+    const bool tables = options.text("values") == "table";
+    refuse_idle(options, "norm", !tables && options.text("key_bits") == "8",
+                "nothing is coded from a table with key_bits=8");
+    refuse_idle(options, "round", tables && options.text("key_bits") != "8",
+                "nothing is coded min-max with values=table");
     keys_ = {packing("key_bits", options.text("key_bits") != "8")};
     values_ = {packing("value_bits", options.text("values") == "table")};
   }
@@ -44,7 +49,7 @@ constexpr std::array kOptions{
     OptionInfo{.key = "key_bits",
                .choices = "3|4|8",
                .standard = "4",
-               .help = "bits of a channel of a key; 8: min-max per token, which is not rotated"},
+               .help = "bits of a channel of a key; 8: min-max per token"},
     OptionInfo{.key = "value_bits",
                .choices = "3|4",
                .standard = "4",
@@ -68,7 +73,7 @@ constexpr std::array kOptions{
                .choices = "auto|keys|hadamard|off",
                .standard = "auto",
                .help = "keys, or with hadamard also values, are stored rotated by a Hadamard "
-                       "matrix; auto: what a table codes"},
+                       "matrix; auto: what a table codes, and keys with values"},
     kMeta,
     kTailKeep};
 
@@ -80,7 +85,8 @@ const QuantizerEntry turboquant{
      .source = "TurboQuant, as in vLLM",
      .stores = "every token: rotated keys at 4 bits of a codebook for normal numbers times their "
                "norm, values at 4 bits min-max",
-     .composes = "any retention rule; share=codes; a quantizer with scope=visual",
+     .composes = "any retention rule but expected_attention; share=codes; a quantizer with "
+                 "scope=visual",
      .options = kOptions,
      .example = "turboquant,key_bits=3",
      .arxiv = "2504.19874"},

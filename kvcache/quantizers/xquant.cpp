@@ -30,6 +30,9 @@ uint32_t averages(double gamma, std::string_view rounding) {
   return merge;
 }
 
+/// Whether such a table stores another code than the first layer's, of codes of 1 bit.
+bool changes_signs(uint32_t merge) { return (merge >> 2 & 3) != 0 || (merge >> 8 & 3) != 1; }
+
 /// KIVI's layout with end levels moved inwards (eta) and groups of layers that share codes. By
 /// default an odd layer stores only scales and reads the codes of the layer before. Source: XQuant
 /// sections 3.2-3.3 and 4.3, eqs. 4-13, algs. 1-2, table 5 (docs/formulas.md, "XQuant").
@@ -89,6 +92,7 @@ class XQuant final : public PlannedQuantizer {
       return made;
     };
     bool any = false;
+    bool merges = false;  // codes of 1 bit may all be the first layer's
     for (int layer = 0; layer < shape.layers; ++layer) {
       const bool shares_keys = shares(layer, km);
       const bool shares_values = shares(layer, vm);
@@ -99,11 +103,16 @@ class XQuant final : public PlannedQuantizer {
       share_.key_writer.push_back(writer(layer, km, shape.layers));
       share_.value_writer.push_back(writer(layer, vm, shape.layers));
       any |= shares_keys || shares_values;
+      merges |= (shares_keys && (layer < kq || changes_signs(merge))) ||
+                (shares_values && (layer < vq || changes_signs(merge)));
     }
     for (const char* key : {"layer_group", "dominant", "merge"}) {
       refuse_idle(options, key, !any, "no layer of this decoder shares codes");
     }
     refuse_idle(options, "dominant", averaged, "merge=average uses the codes of both layers");
+    refuse_idle(options, "merge", averaged && !merges,
+                "rounding gives the first layer's codes, as merge=dominant does; share codes of 2 "
+                "bits (kq=, km=, vq=, vm=), or set gamma= below 0.5 or round=");
     for (const char* key : {"gamma", "round"}) {
       refuse_idle(options, key, !averaged, "it applies to averaged codes only (merge=average)");
     }

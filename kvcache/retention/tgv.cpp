@@ -131,6 +131,7 @@ class Tgv final : public PlacedRule {
       selections.push_back({{}, 1 - static_cast<double>(kept[u]) / prompt.rows});
       LayerSelection& made = selections.back();
       add_best(made, scores(prompt, units[u], guided), kept[u]);
+      if (!guided) continue;
       const auto question = std::ranges::lower_bound(made.slots[0], first_of_question(prompt));
       made.tail = std::max(1, static_cast<int>(made.slots[0].end() - question));
     }
@@ -150,7 +151,9 @@ class Tgv final : public PlacedRule {
  private:
   static PlaceEviction eviction_of(const OptionValues& options, const PolicyContext& context) {
     PlaceEviction eviction = PlaceEviction::from(options, context);
-    if (options.text("evict") == "step") eviction.rule = PlaceEviction::Rule::kStepToBudget;
+    const bool by_step = options.text("evict") == "step";
+    refuse_idle(options, "distance", by_step, "evict=step goes by attention");
+    if (by_step) eviction.rule = PlaceEviction::Rule::kStepToBudget;
     return eviction;
   }
 

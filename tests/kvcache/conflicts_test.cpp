@@ -87,8 +87,8 @@ const std::vector<Refused> kRefused = {
      "rotates tokens for calibquant but not for kivi; all tokens of a layer must be rotated alike; "
      "did you mean kivi,rotate=hadamard,scope=text?"},
     {{"expected_attention", "kivi,rotate=hadamard"},
-     "has rotate=hadamard and expected_attention, which scores keys as they were before the "
-     "rotation; drop rotate=hadamard or use another retention rule"},
+     "has kivi,rotate=hadamard, which stores keys rotated, and expected_attention, which scores "
+     "them as they were before the rotation; use kivi,rotate=off or another retention rule"},
     {{"streaming,rerotate=on", "kivi"},
      "has a quantizer and streaming,rerotate=on, which rotates kept keys again; packed keys cannot "
      "be rotated: did you mean streaming,rerotate=off?"},

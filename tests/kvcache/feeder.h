@@ -222,7 +222,7 @@ inline constexpr const char* kSpecs[] = {
     "xquant,group=8,residual=16,vq=0,vm=0,layer_group=3",
     "xquant,group=8,residual=16,kq=0,km=0,vq=0,vm=0,dominant=1",
     "xquant,group=8,residual=16,kq=0,km=0,vq=0,vm=0,layer_group=3,dominant=2",
-    "xquant,group=8,residual=16,kq=0,km=0,vq=2,vm=0,merge=average",
+    "xquant,group=8,residual=16,kq=0,km=0,vq=2,vm=0,merge=average,gamma=0.5",
     "xquant,group=8,residual=16,kq=2,km=0,vq=0,vm=0,merge=average,gamma=0.2",
     "xquant,group=8,residual=16,kq=2,km=0,vq=2,vm=0,merge=average,gamma=0.4,rotate=hadamard",
     "xquant,group=8,residual=16,kq=2,km=0,vq=2,vm=0,merge=average,gamma=0.6,meta=f32",

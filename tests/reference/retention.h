@@ -408,7 +408,9 @@ class Rule {
         const std::vector<int16_t>& tags = layers[0].modality;
         for (const int slot : selection.slots[0]) {
           const auto at = tags.begin() + slot;
-          const bool question = std::all_of(at, tags.end(), [](int16_t tag) { return tag < 0; });
+          const auto is_text = [](int16_t tag) { return tag < 0; };
+          const bool images = !std::all_of(tags.begin(), tags.end(), is_text);
+          const bool question = images && std::all_of(at, tags.end(), is_text);
           selection.tail += question ? 1 : 0;
         }
         selection.tail = std::max(1, selection.tail - 1);

@@ -200,6 +200,10 @@ TEST(XQuant, RefusesAveragesThatCannotBe) {
             "--kv xquant,merge=average,layer_group=3: only codes of pairs of layers are averaged; "
             "use layer_group=2, or leave out merge=average");
   EXPECT_THAT(why(",merge=average,dominant=1"), HasSubstr("dominant=1 has no effect"));
+  // Codes of 1 bit: the mean rounds to the first layer's.
+  EXPECT_THROW(quantizer("xquant,kq=0,km=0,vq=0,vm=0,merge=average", shape_of(4, 1, 32)), Error);
+  EXPECT_NO_THROW(quantizer("xquant,kq=0,km=0,vq=0,vm=0,merge=average,gamma=0.5,round=ceil",
+                            shape_of(4, 1, 32)));
   EXPECT_THAT(why(",gamma=0.5"), HasSubstr("gamma=0.5 has no effect"));
   EXPECT_THAT(why(",round=floor"), HasSubstr("round=floor has no effect"));
   EXPECT_THAT(why(",merge=floor"), HasSubstr("dominant, average"));

@@ -206,6 +206,7 @@ TEST(Tgv, WithoutAQuestionAfterAnImageBudgetsAreEqual) {
     const auto selections = testing::select(*rule, prompt);
     EXPECT_THAT(selections[0].slots[0], ElementsAre(0, 1, 5));
     EXPECT_THAT(selections[1].slots[0], ElementsAre(0, 2, 5));
+    EXPECT_EQ(selections[0].tail, 1);
   }
 }
 
