@@ -56,15 +56,15 @@ TEST(ValueSurvey, CodesOfNeighbouringLayersAreCompared) {
 }
 
 /// Mean magnitudes of four channels, of two KV heads: 2, 3, 4 and 21 of visual tokens.
-TEST(ValueSurvey, TheLoudestChannelIsComparedWithTheMedianOne) {
+TEST(ValueSurvey, TheLargestChannelIsComparedWithTheMedianOne) {
   ValueSurvey survey(1, 2, 2);
   const std::vector<int16_t> tags{0, 0, kTextRow};
   const HeadRows heads[] = {rows({1, 20, -3, -22, 0, 0}, std::vector<float>(6), tags),
                             rows({4, 3, 4, -3, 5, 0}, std::vector<float>(6), tags)};
   survey.add_layer(0, heads);
-  EXPECT_DOUBLE_EQ(survey.loudest_channel(0, KvSide::kKeys, ValueSurvey::kVisualRows), 7);
-  EXPECT_DOUBLE_EQ(survey.loudest_channel(0, KvSide::kKeys, ValueSurvey::kTextRows), 0);
-  EXPECT_DOUBLE_EQ(survey.loudest_channel(0, KvSide::kValues, ValueSurvey::kVisualRows), 0);
+  EXPECT_DOUBLE_EQ(survey.outlier_ratio(0, KvSide::kKeys, ValueSurvey::kVisualRows), 7);
+  EXPECT_DOUBLE_EQ(survey.outlier_ratio(0, KvSide::kKeys, ValueSurvey::kTextRows), 0);
+  EXPECT_DOUBLE_EQ(survey.outlier_ratio(0, KvSide::kValues, ValueSurvey::kVisualRows), 0);
 }
 
 /// KIVI's groups: 33 rows of keys are a block of 32 and one of a row, whose range is empty.

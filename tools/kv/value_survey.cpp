@@ -54,7 +54,7 @@ const ValueCounts& ValueSurvey::counts(int layer, KvSide side, Rows rows, int he
                  static_cast<size_t>(head)];
 }
 
-double ValueSurvey::loudest_channel(int layer, KvSide side, Rows rows) const {
+double ValueSurvey::outlier_ratio(int layer, KvSide side, Rows rows) const {
   std::vector<double> sums = magnitudes_[index(layer, side, rows)];
   const auto middle = sums.begin() + static_cast<std::ptrdiff_t>((sums.size() - 1) / 2);
   std::nth_element(sums.begin(), middle, sums.end());

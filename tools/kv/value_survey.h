@@ -24,7 +24,7 @@ struct ValueCounts {
 };
 
 /// What keys and values of a model look like, layer by layer, rows of pictures and of text apart:
-/// how they are distributed in every KV head, how loud their outlier channels are, and how far the
+/// how they are distributed in every KV head, how far their outlier channels stand out, and how far the
 /// 2-bit codes of neighbouring layers lie apart (XQuant, figure 3), which are made as `kivi,bits=2`
 /// makes them, of all rows.
 class ValueSurvey {
@@ -40,9 +40,9 @@ class ValueSurvey {
   void add_layer(int layer, std::span<const HeadRows> heads);
 
   const ValueCounts& counts(int layer, KvSide side, Rows rows, int head) const;
-  /// The mean magnitude of the loudest channel of all KV heads over that of their median channel
+  /// The mean magnitude of the largest channel of all KV heads over that of their median channel
   /// (the lower one of two); 0 if that is 0 or there are no rows.
-  double loudest_channel(int layer, KvSide side, Rows rows) const;
+  double outlier_ratio(int layer, KvSide side, Rows rows) const;
   /// Between codes of `layer` and of the next one: how many are so far apart.
   const Distances& distances(int layer, KvSide side, Rows rows) const;
   /// How many codes of a layer are 0, 1, 2 and 3.

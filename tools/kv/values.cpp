@@ -90,7 +90,7 @@ nlohmann::ordered_json json_of(const ValueSurvey& survey, int layer, KvSide side
                                ValueSurvey::Rows rows) {
   const auto [low, high] = ends_of(survey, layer, side, rows);
   nlohmann::ordered_json json{
-      {"low", low}, {"high", high}, {"loudest_channel", survey.loudest_channel(layer, side, rows)}};
+      {"low", low}, {"high", high}, {"outlier_ratio", survey.outlier_ratio(layer, side, rows)}};
   for (int head = 0; head < survey.kv_heads(); ++head) {
     const ValueCounts& counts = survey.counts(layer, side, rows, head);
     json["heads"].push_back({{"low", counts.low},
@@ -127,12 +127,12 @@ std::string json_lines(const ValueSurvey& survey, const std::string& model, int 
 void print_table(const ValueSurvey& survey, const std::string& model, int records) {
   fmt::print(
       "{}, {} prompts: ends of each layer's cache values, the widest and the narrowest range of "
-      "its KV heads, the mean\nmagnitude of its loudest channel over that of the median one, and "
+      "its KV heads, the mean\nmagnitude of its largest channel over that of the median one, and "
       "the share of its 2-bit codes (kivi) that equal those\nof the next layer, measured and "
       "expected for random codes\n\n",
       printable(model), records);
   fmt::print("{:<6} {:<7} {:<7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8}\n", "layer", "part",
-             "tokens", "low", "high", "widest", "narrowest", "loudest", "equal", "random");
+             "tokens", "low", "high", "widest", "narrowest", "outlier", "equal", "random");
   for (int layer = 0; layer < survey.layers(); ++layer) {
     for (const auto& [side, part_name] : kSides) {
       for (const auto& [rows, rows_name] : kRows) {
@@ -143,14 +143,15 @@ void print_table(const ValueSurvey& survey, const std::string& model, int record
         }
         const auto [low, high] = ends_of(survey, layer, side, rows);
         const double equal = equal_codes(survey, layer, side, rows);
+        const double outlier = survey.outlier_ratio(layer, side, rows);
         const auto shown = [&](double share) {
           return equal < 0 ? std::string("-") : fmt::format("{:.1f} %", 100 * share);
         };
-        fmt::print("{:<6} {:<7} {:<7} {:>9.3f} {:>9.3f} {:>9.3f} {:>9.3f} {:>9.1f} {:>8} {:>8}\n",
+        fmt::print("{:<6} {:<7} {:<7} {:>9.3f} {:>9.3f} {:>9.3f} {:>9.3f} {:>9} {:>8} {:>8}\n",
                    layer, part_name, rows_name, low, high,
                    *std::max_element(ranges.begin(), ranges.end()),
                    *std::min_element(ranges.begin(), ranges.end()),
-                   survey.loudest_channel(layer, side, rows), shown(equal),
+                   outlier > 0 ? fmt::format("{:.1f}", outlier) : "-", shown(equal),
                    shown(equal < 0 ? 0 : equal_by_chance(survey, layer, side, rows)));
       }
     }
