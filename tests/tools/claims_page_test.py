@@ -55,14 +55,15 @@ class Claims(unittest.TestCase):
         row = dict.fromkeys(claims.KEPT, "1") | {"model": "build/real/smol-internvl", "task": "captions", "verdict": "confirmed"}
         with tempfile.TemporaryDirectory() as folder:
             report, rows, page = (Path(folder) / name for name in ("report.csv", "rows.csv", "page.md"))
-            report.write_text(",".join(row) + "\n" + ",".join(row.values()) + "\n")
+            lines = [",".join((row | {"task": task}).values()) for task in claims.SETS]
+            report.write_text("\n".join([",".join(row), *lines]) + "\n")
             argv = ["claims.py", "--report", str(report), "--device", "a card"]
             with mock.patch.object(claims, "REAL", rows), mock.patch.object(claims, "PAGE", page), mock.patch("sys.argv", argv):
                 self.assertEqual(claims.main(), 0)
                 made = rows.read_text(), page.read_text()
                 self.assertEqual(claims.main(), 0)
             self.assertEqual(made, (rows.read_text(), page.read_text()))
-            self.assertEqual([(x["device"], x["claim"]) for x in claims.read(rows)], [("a card", "1")])
+            self.assertEqual([(x["device"], x["claim"]) for x in claims.read(rows)], [("a card", "1")] * 2)
             self.assertIn("| 1 (1): 1 |", page.read_text())
 
     def test_rows_of_a_report(self):
@@ -72,13 +73,16 @@ class Claims(unittest.TestCase):
             with path.open("w", newline="") as file:
                 writer = csv.DictWriter(file, list(row))
                 writer.writeheader()
-                writer.writerows([row, row | {"model": "pocket-llava"}])
+                writer.writerows([row | {"task": "captions"}, row | {"task": "documents"}, row | {"model": "pocket-llava"}])
             rows = claims.of_report(path, "a card", "abc1234", "2026-11-29")
             self.assertEqual([(x["device"], x["commit"], x["date"], x["verdict"], len(x)) for x in rows],
-                             [("a card", "abc1234", "2026-11-29", "confirmed", 3 + len(claims.KEPT))])  # fmt: skip
-            path.write_text("model\npocket-llava\n")
-            with self.assertRaisesRegex(ValueError, "has no rows of smol-internvl"):
-                claims.of_report(path, "a card", "abc1234", "2026-11-29")
+                             [("a card", "abc1234", "2026-11-29", "confirmed", 3 + len(claims.KEPT))] * 2)  # fmt: skip
+            whole = path.read_text()
+            for wrong, why in (("model\npocket-llava\n", "has no column at"),
+                               ("".join(whole.splitlines(True)[:2]), "lacks rows of smol-internvl's captions or documents")):  # fmt: skip
+                path.write_text(wrong)
+                with self.assertRaisesRegex(ValueError, why):
+                    claims.of_report(path, "a card", "abc1234", "2026-11-29")
 
 
 if __name__ == "__main__":

@@ -179,13 +179,17 @@ _OF_QUANTIZERS = [
     Claim("the first layer of a pair makes the codes best", "XQuant 4.3, tables 4 and 5", "xquant", "xquant,dominant=1"),
     *(
         Claim(
-            "averages of two layers' codes beat the first layer's", "XQuant, table 4", f"{VALUES_SHARED},merge=average,{how}",
-            VALUES_SHARED, at, alike=("gamma", "round"),
+            "the first layer's codes beat averages of both", "XQuant, table 4", VALUES_SHARED, f"{VALUES_SHARED},merge=average,{how}",
+            at, alike=("gamma", "round"),
         )
         for how, at in (
-            ("gamma=0.8", "gamma 0.8"), ("gamma=0.6", "0.6"), ("gamma=0.3", "0.3"), ("gamma=0.2", "0.2"),
-            ("gamma=0.5,round=floor", "0.5 rounded down"), ("gamma=0.5,round=ceil", "0.5 rounded up"),
+            ("gamma=0.3", "gamma 0.3"), ("gamma=0.2", "0.2"), ("gamma=0.5,round=floor", "0.5 rounded down"),
+            ("gamma=0.5,round=ceil", "0.5 rounded up"),
         )
+    ),
+    Claim(
+        "an average near the first layer's codes beats them", "XQuant, table 4", f"{VALUES_SHARED},merge=average,gamma=0.8",
+        VALUES_SHARED, alike=("gamma",),
     ),
     *(
         Claim("pairs of layers beat larger groups", "XQuant 4.3, table 5", "xquant", f"xquant,layer_group={layers}", f"of {layers}")

@@ -50,7 +50,9 @@ def ours(program: Path, model: Path, asked: list[dict], folder: Path, limit: int
     batch, out = folder / f"{model.name}.jsonl", folder / f"{model.name}.out.jsonl"
     batch.write_text("".join(json.dumps(request) + "\n" for request in asked), encoding="utf-8")
     exact = ("--device", "cpu", "--dtype", "f32", "--kv", "f32", "-n", str(limit), "-t", str(threads))
-    subprocess.run([program, "-q", "-m", model, "--batch", batch, "--out", out, *exact], check=True)
+    subprocess.run([program, "-q", "-m", model, "--batch", batch, "--out", out, *exact])
+    if not out.is_file():
+        sys.exit(f"parity.py: {program} answered nothing; see what it says above")
     return {record["id"]: record for record in map(json.loads, out.read_text(encoding="utf-8").splitlines())}
 
 

@@ -41,6 +41,8 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=64, help="texts at once; default: 64")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     options = parser.parse_args()
+    if not (options.base / "model.safetensors").is_file():
+        parser.error(f"{options.base} has no model.safetensors; run tools/real/get.sh, or name a folder with --base")
     torch.manual_seed(options.seed)
     for text in texts(options.base, options.count, options.length, options.batch):
         print(json.dumps({"text": text}), flush=True)

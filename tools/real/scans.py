@@ -13,9 +13,11 @@ others as PNG. Else standard library only. The pages are under CC-BY-SA, MIT and
 
 import argparse
 import json
+import lzma
 import subprocess
 import sys
 import tarfile
+import zlib
 import tempfile
 from collections import Counter
 from pathlib import Path, PurePosixPath
@@ -38,8 +40,8 @@ def unpack(archive: Path, into: Path) -> Path:
                 name = PurePosixPath(member.name)
                 if member.isfile() and name.parent.as_posix().endswith(WHERE):
                     (into / name.name).write_bytes(tar.extractfile(member).read())
-    except (tarfile.TarError, EOFError) as error:
-        said = str(error).splitlines()[0].rstrip(":")
+    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error) as error:
+        said = (str(error) or "ends early").splitlines()[0].rstrip(":")
         raise Refusal(f"{archive} is no whole archive ({said}); give the file that apt-get source downloaded") from None
     return into
 

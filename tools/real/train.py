@@ -277,6 +277,8 @@ def main() -> None:
         parser.error(f"--first-seed {options.first_seed} is held out; use {scenes.FIRST_TRAINING_SEED} or more")
     if not (options.base / "model.safetensors").is_file():
         parser.error(f"{options.base} has no model.safetensors; run tools/real/get.sh, or name a folder with --base")
+    if options.text and not (options.text.is_file() and options.text.stat().st_size):
+        parser.error(f"--text {options.text} is no file with lines; make one with tools/real/sample.py")
     train(options)
     sys.stdout.flush()
     os._exit(0)  # no waiting for threads that still draw

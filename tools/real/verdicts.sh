@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every claim of the papers on smol-internvl: 200 captions and 200 documents under every spec that a claim needs, then
-# docs/data/real_claims.csv and docs/papers/claims.md. A second run changes nothing but times.
+# docs/data/real_claims.csv and docs/papers/claims.md. A second run changes nothing but dates and times.
 #
 #   tools/real/verdicts.sh OUT DEVICE-NAME [option of tools/eval/tables.py ...]
 #   tools/real/verdicts.sh out "NVIDIA H200" --device cuda --jobs 4 --batch-size 100

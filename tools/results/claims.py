@@ -39,9 +39,12 @@ def read(path: Path) -> list[Row]:
 
 def of_report(path: Path, device: str, commit: str, day: str) -> list[Row]:
     """A report's rows of smol-internvl as real_claims.csv has them; ValueError names what is missing."""
-    rows = [row for row in read(path) if Path(row["model"]).name == "smol-internvl"]
-    if not rows:
-        raise ValueError(f"{path} has no rows of smol-internvl; make it with tools/real/verdicts.sh")
+    rows = read(path)
+    if rows and (missing := {"model", *KEPT} - rows[0].keys()):
+        raise ValueError(f"{path} has no column {sorted(missing)[0]}; expected claims.csv of a report")
+    rows = [row for row in rows if Path(row["model"]).name == "smol-internvl"]
+    if {row["task"] for row in rows} != set(SETS):
+        raise ValueError(f"{path} lacks rows of smol-internvl's {' or '.join(SETS)}; make it with tools/real/verdicts.sh")
     return [{"date": day, "commit": commit, "device": device} | {key: row[key] for key in KEPT} for row in rows]
 
 
@@ -61,7 +64,7 @@ def table(rows: list[Row]) -> list[str]:
     for row in rows:
         claims.setdefault(row["claim"], []).append(row)
     for claim, settings in claims.items():
-        sources = "; ".join(dict.fromkeys(row["source"] for row in settings))
+        sources = "; ".join(dict.fromkeys(source for row in settings for source in row["source"].split("; ")))
         at = "; ".join(row["at"] or "the default" for row in settings) if any(row["at"] for row in settings) else ""
         cells = []
         for column in COLUMNS:
@@ -142,14 +145,14 @@ def page(bundled: list[Row], real: list[Row], figures: list[Row] = []) -> str:
 
 
 def outliers(figures: list[Row]) -> list[str]:
-    """A table of real.csv's loudest_PART_TOKENS_x: the median layer, and the least and the greatest."""
-    found = {(row["model"], row["metric"]): row for row in figures if row["metric"].startswith("loudest_")}
-    kinds = [(f"{part}, {tokens}", f"loudest_{part}_{tokens}_x") for part in ("keys", "values") for tokens in ("visual", "text")]
+    """A table of real.csv's outlier_PART_TOKENS_x: the median layer, and the least and the greatest."""
+    found = {(row["model"], row["metric"]): row for row in figures if row["metric"].startswith("outlier_")}
+    kinds = [(f"{part}, {tokens}", f"outlier_{part}_{tokens}_x") for part in ("keys", "values") for tokens in ("visual", "text")]
     lines = [
         "",
         "## Outlier channels",
         "",
-        "The mean magnitude of a layer's loudest channel over that of its median one (`vlm-kv values`): the median layer, and the least",
+        "The mean magnitude of a layer's largest channel over that of its median one (`vlm-kv values`): the median layer, and the least",
         "and the greatest. smollm2 is SmolLM2-135M as published, over plain English.",
         "",
         f"| model | {' | '.join(name for name, _ in kinds)} |",
@@ -177,7 +180,7 @@ def main() -> int:
         commit = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)
         try:
             rows = of_report(options.report, options.device, commit.stdout.strip(), date.today().isoformat())
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, ValueError) as error:
             print(f"claims.py: {error}", file=sys.stderr)
             return 1
         with REAL.open("w", encoding="utf-8", newline="") as file:
