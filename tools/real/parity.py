@@ -107,6 +107,10 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="of each program; default: 1")
     parser.add_argument("--out", type=Path, help="a line for each request, JSON Lines")
     options = parser.parse_args()
+    if not 1 <= options.count <= 500:
+        parser.error(f"--count {options.count} is not from 1 to 500")
+    if missing := [name for name in ("smol-internvl", "smollm2") if not (options.models / name).is_dir()]:
+        parser.error(f"{options.models} has no {missing[0]}; run tools/real/get.sh, or name another folder with --models")
     import torch
 
     torch.set_num_threads(options.threads)
