@@ -405,6 +405,7 @@ ELSEWHERE = {
     "tools/eval/setup.sh": "downloads packages",
     "tools/real/stamps.py OUT --package FILE.deb": "real_sets_test.py runs it with a package that it makes",
     "tools/real/scans.py OUT FILE.tar.xz": "real_sets_test.py runs it with an archive that it makes",
+    "python3 tools/real/prompts.py >prompts.jsonl": "real_test.py makes its records",
     "tools/test.sh": "runs this test",
     "tools/setup.sh --python": "installs packages; tools/python.sh runs it, which tools/test.sh does",
     "pip install .": "builds the module; tools/python.sh does that, and tests/python what it is for",
