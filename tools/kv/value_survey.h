@@ -24,9 +24,9 @@ struct ValueCounts {
 };
 
 /// What keys and values of a model look like, layer by layer, rows of pictures and of text apart:
-/// how they are distributed in every KV head, how far their outlier channels stand out, and how far the
-/// 2-bit codes of neighbouring layers lie apart (XQuant, figure 3), which are made as `kivi,bits=2`
-/// makes them, of all rows.
+/// how they are distributed in every KV head, how far their outlier channels stand out, and how far
+/// the 2-bit codes of neighbouring layers lie apart (XQuant, figure 3), which are made as
+/// `kivi,bits=2` makes them, of all rows.
 class ValueSurvey {
  public:
   static constexpr int kDistances = 4;  ///< of 2-bit codes: 0 to 3

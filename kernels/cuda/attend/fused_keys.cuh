@@ -165,7 +165,8 @@ class Keys {
   static constexpr int kPairs = kDim / 8;  // of channels in a quarter
   static constexpr float kSlope = codecs::slope_of<codecs::CodeOf<K>>(kDim);
   static constexpr float kOffset = codecs::offset_of<codecs::CodeOf<K>>(kDim);
-  /// What `row_affine` holds as zero point is multiplied by: it is minus the scale if none is stored.
+  /// What `row_affine` holds as zero point is multiplied by: it is minus the scale if none is
+  /// stored.
   static constexpr float kZeroFactor = codecs::CodeOf<K>::kZeroStored ? 1 : -kOffset;
 
   __device__ void take_natural(const Source& source, const OperandThread& my) {
