@@ -99,6 +99,8 @@ def main() -> int:
     options = parser.parse_args()
     try:
         with tempfile.TemporaryDirectory(prefix="kvlm-scans-") as scratch:
+            if not options.source.exists():
+                raise Refusal(f"{options.source} does not exist; name ocrmypdf's source archive, or its folder {WHERE}")
             folder = options.source if options.source.is_dir() else unpack(options.source, Path(scratch))
             print(f"scans.py: {make(folder, options.out, options.prompt)}", file=sys.stderr)
     except (Refusal, OSError) as error:

@@ -39,6 +39,8 @@ def read(path: Path) -> list[Row]:
 
 def of_report(path: Path, device: str, commit: str, day: str) -> list[Row]:
     """A report's rows of smol-internvl as real_claims.csv has them; ValueError names what is missing."""
+    if not path.is_file():
+        raise ValueError(f"{path} is no file; expected claims.csv of a report, which tools/real/verdicts.sh makes")
     rows = read(path)
     if rows and (missing := {"model", *KEPT} - rows[0].keys()):
         raise ValueError(f"{path} has no column {sorted(missing)[0]}; expected claims.csv of a report")
