@@ -170,6 +170,15 @@ class Forced(WithModel):
             self.assertTrue(all(item["nll"] > 0 for item in forced))
             self.assertNotIn("perplexity", row["scores"])
 
+        calls.unlink()
+        self.run_well(*command, "--layer-records", 0)  # asks for less than there is
+        self.assertFalse(calls.exists())
+        self.run_well(*command, "--layer-records", 3)  # more than --fidelity's two
+        self.assertFalse(calls.exists())
+        self.run_well(*command, "--fidelity", 3, "--layer-records", 3)
+        self.assertIn("--layer-records 3 ", calls.read_text())
+        self.run_well(*command)
+
         calls.unlink()  # a run that was cut goes on with what is missing
         (self.folder / "out/pocket/kivi/fidelity.json").unlink()
         self.run_well(*command)

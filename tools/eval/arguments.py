@@ -66,6 +66,8 @@ def _add_data(
         help="calibrate on the records of this file instead, its first --tune if that is given; all of --annotations is scored")
     add("--fidelity", type=at_least(0), default=100,
         help="records over whose references KL, top-1 and stored bits are measured; 0 leaves them out (default: 100)")
+    add("--layer-records", type=at_least(0), default=2,
+        help="of those, records of the error of each layer, which takes longer than all else; 0: no such curve (default: 2)")
 
 
 def _add_run(made: argparse.ArgumentParser) -> None:

@@ -72,8 +72,8 @@ def evaluate(task: Task, split: Split, options: argparse.Namespace) -> list[Resu
     for departs in dict.fromkeys(way.departs for way in ways.values() if way.departs):
         say(f"protocol {name}: {departs}")
     shard = _shards_of(options.out) if options.merge else arguments.place(options)
-    plan = Plan(split, name, options.device, options.tune, tune_on is not None, options.fidelity, shard, options.threads,
-                options.batch_size, options.jobs)  # fmt: skip
+    plan = Plan(split, name, options.device, options.tune, tune_on is not None, options.fidelity, options.layer_records, shard,
+                options.threads, options.batch_size, options.jobs)  # fmt: skip
     folder = Folder(options.out, plan, programs, shlex.join(sys.argv))
     if not options.merge:
         require_specs(folder.programs, jobs, tuned=bool(split.tuning))

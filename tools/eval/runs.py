@@ -39,7 +39,6 @@ from storage import Lock, digest, read_json, write_json, write_lines, write_text
 LIBC = ctypes.CDLL(None)  # loaded before there are threads
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 FORCED_TOGETHER = 8  # specs of a call: each holds a batch of records while the plain cache is read
-LAYER_RECORDS = 2  # of fidelity: a curve over layers asks for no small intervals, and takes longer than all else
 OF_PLAN = ("--results", "task", "protocol", "--device", "--tune", "--tune-on", "tuning")  # of run.json, what must stay
 OF_ROW = {"id": (int, str), "text": str, "kv": dict, "timings": dict, "generated_tokens": int, "prompt_tokens": int}
 DECIDES = ("model", "fingerprint", "spec", "version", "arguments", "profile", "rules")  # of a spec's run.json
@@ -154,6 +153,7 @@ class Plan:
     tune: int
     tune_on: bool  # whether the tuning records are of another file
     forced: int  # records of fidelity
+    layer_records: int  # of those, with a curve over layers, which takes longer than all else and asks for no small intervals
     shard: Shard
     threads: int = 0
     batch_size: int = 1
@@ -430,7 +430,13 @@ class Folder:
                 held.enter_context(Lock(path.with_name(".fidelity"), wait_s=24 * 3600))
             items = self.plan.split.items[: self.plan.forced]
             of = digest(json.dumps([[record_key(item), item.references[:1]] for item in items] + [protocol.forced_tokens]))
-            missing = [spec for spec in group if not paths[spec].exists() or read_object(paths[spec]).get("references") != of]
+            looked_at = min(self.plan.layer_records, self.plan.forced)
+
+            def is_measured(path: Path) -> bool:
+                found = read_object(path) if path.exists() else {}
+                return found.get("references") == of and found["layer_records"] >= looked_at
+
+            missing = [spec for spec in group if not is_measured(paths[spec])]
             if not missing:
                 return
             data = self.model(model) / "references.jsonl"
@@ -438,7 +444,7 @@ class Folder:
             arguments = [
                 "fidelity", "--model", self._name(model), *(word for spec in missing for word in ("--kv", spec)),
                 "--data", str(data), "--json", "--per-record", "--batch-size", str(self.plan.batch_size),
-                "--layer-records", str(LAYER_RECORDS), "--max-tokens", str(protocol.forced_tokens),
+                "--layer-records", str(looked_at), "--max-tokens", str(protocol.forced_tokens),
                 "--device", self.plan.device, *protocol.flags, *self._threads(),
             ]  # fmt: skip
             arguments += ["--kv-profile", str(profile)] if profile else []

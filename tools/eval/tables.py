@@ -157,7 +157,7 @@ PARTS = {
 def command(part: Part, folder: Path, model: str, options: argparse.Namespace) -> list[str]:
     made = [sys.executable, str(ROOT / "tools" / "eval" / part.script), "--out", str(folder), "--model", model]
     made += ["--annotations", str(POCKET / "heldout" / f"{part.records}_heldout.json")]
-    made += ["--fidelity", str(options.fidelity)]
+    made += ["--fidelity", str(options.fidelity), "--layer-records", str(options.layer_records)]
     if options.tune and part.tuned:
         made += ["--tune-on", str(POCKET / "tuning" / f"{part.records}_tuning.json"), "--tune", str(options.tune)]
     made += ["--device", options.device, "--jobs", str(options.jobs), "--batch-size", str(options.batch_size)]
@@ -184,6 +184,7 @@ def main() -> int:
     add("--threads", type=arguments.at_least(0), default=0, help="as vlm-run's")
     add("--limit", type=arguments.at_least(1), help="the first records of each set only")
     add("--fidelity", type=arguments.at_least(0), default=FORCED, help=f"records of KL, top-1 and stored bits (default: {FORCED})")
+    add("--layer-records", type=arguments.at_least(0), default=2, help="of those, records of the error of each layer (default: 2)")
     add("--tune", type=arguments.at_least(0), default=TUNED, help=f"records that settings are calibrated on; 0: no calibration (default: {TUNED})")
     add("--skip", action="append", default=[], choices=SKIPPABLE, help="leave out what needs these packages; repeatable")
     add("--merge", action="store_true", help="run no model: score the answers that exist")

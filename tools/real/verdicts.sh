@@ -16,5 +16,6 @@ fi
 out=$1 device=$2
 shift 2
 tools/real/get.sh
-tools/eval/tables.py --out "$out" --model build/real/smol-internvl --set captions --set documents --skip pycocoevalcap --skip plots "$@"
+tools/eval/tables.py --out "$out" --model build/real/smol-internvl --set captions --set documents --layer-records 0 \
+  --skip pycocoevalcap --skip plots "$@"
 tools/results/claims.py --report "$out/report/claims.csv" --device "$device"
