@@ -23,6 +23,14 @@ class Table(unittest.TestCase):
         self.assertIn("| all | `f16` | 1.0000 | 0.5000 | 100.0 % |", table)
         self.assertIn("| 5 % | `h2o` | 0.5000 | 0.5000 | 75.0 % |", table)
 
+    def test_a_rule_that_keeps_more_than_was_asked(self):
+        """SnapKV's window of 64 tokens, at a budget of a tenth."""
+        scores = {"relaxed accuracy": 1.0}
+        for stored, shown in ((1.7, "10 %"), (4.0, "10 % (25 % stored)"), (None, "10 %")):
+            rows = {(level, rule): Result("m", "-", "chartqa", "val", "native", {"0": {}}, scores, stored_bits=bits)
+                    for level, rule, bits in ((None, "f16", 16.0), (0.1, "snapkv", stored))}  # fmt: skip
+            self.assertIn(f"| {shown} | `snapkv` | 1.0000 | 100.0 % |", budgets.table({"chartqa": rows}))
+
 
 class Run(WithModel):
     def test_four_tasks_and_again(self):

@@ -34,6 +34,7 @@ TASKS = {"docvqa": DOCUMENTS, "chartqa": CHARTQA, "textvqa": TEXTVQA, "vizwiz": 
 Rows = dict[tuple[float | None, str], Result]  # of one model and task, by budget (of f16 none) and rule
 TITLES = {DOCUMENTS: "DocVQA", CHARTQA: "ChartQA", TEXTVQA: "TextVQA", VIZWIZ: "VizWiz"}
 BUDGETS = (0.5, 0.2, 0.1, 0.05)
+MORE_THAN_ASKED = 0.1  # of a budget: rounding to whole tokens stores less than this above it
 RULES = ("random", "streaming", "h2o", "snapkv", "pyramidkv", "prefixkv", "mixkv", "tgv")  # those that the build has
 
 
@@ -92,9 +93,15 @@ def table(results: dict[str, Rows], share: bool = True) -> str:
         found = {name: rows[level, rule].scores[metrics[name]] for name, rows in results.items()}
         parts = [found[name] / plain[name] for name in results if plain[name]]
         mean = f"{100 * sum(parts) / len(parts):.1f} %" if parts else "-"
-        kept = "all" if level is None else f"{100 * level:g} %" if share else f"{level:g}"
+        kept = "all" if level is None else _share(level, [rows[level, rule] for rows in results.values()]) if share else f"{level:g}"
         lines.append([kept, f"`{rule}`", *(f"{score:.4f}" for score in found.values()), mean])
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def _share(level: float, rows: list[Result]) -> str:
+    """A budget; and the most that a task stores, if what the rule always keeps, such as SnapKV's window, is more."""
+    stored = max((row.stored_bits or 0) / 16 for row in rows)
+    return f"{100 * level:g} %" + (f" ({100 * stored:.0f} % stored)" if stored > level * (1 + MORE_THAN_ASKED) else "")
 
 
 def page(model: str, results: dict[str, Rows], share: bool) -> str:
