@@ -74,15 +74,36 @@ class Claims(unittest.TestCase):
                 writer = csv.DictWriter(file, list(row))
                 writer.writeheader()
                 writer.writerows([row | {"task": "captions"}, row | {"task": "documents"}, row | {"model": "pocket-llava"}])
-            rows = claims.of_report(path, "a card", "abc1234", "2026-11-29")
-            self.assertEqual([(x["device"], x["commit"], x["date"], x["verdict"], len(x)) for x in rows],
-                             [("a card", "abc1234", "2026-11-29", "confirmed", 3 + len(claims.KEPT))] * 2)  # fmt: skip
+            rows = claims.of_real(claims.of_report(path), {"device": "a card"})
+            self.assertEqual([(x["device"], x["verdict"], len(x)) for x in rows], [("a card", "confirmed", 1 + len(claims.KEPT))] * 2)
             whole = path.read_text()
             for wrong, why in (("model\npocket-llava\n", "has no column at"),
                                ("".join(whole.splitlines(True)[:2]), "lacks rows of smol-internvl's captions or documents")):  # fmt: skip
                 path.write_text(wrong)
                 with self.assertRaisesRegex(ValueError, why):
-                    claims.of_report(path, "a card", "abc1234", "2026-11-29")
+                    claims.of_report(path)
+            path.write_text(whole.replace("smol-internvl", "another").replace("pocket-llava", "a-third"))
+            with self.assertRaisesRegex(ValueError, "no rows of smol-internvl or a bundled model"):
+                claims.of_report(path)
+
+    def test_rows_of_the_bundled_models(self):
+        """A claim that is there is replaced, another one added, and the real model's rows stay as they are."""
+        row = dict.fromkeys(("model", *claims.KEPT), "1") | {"claim": "b", "one_factor": "True", "source": "new", "verdict": "contradicted"}
+        models = [("pocket-llava", "captions"), ("pocket-llava", "documents"), ("pocket-qwen", "captions")]
+        given = [row | {"model": model, "task": task, "claim": claim} for claim in ("b", "c") for model, task in models]
+        columns = ("device", "claim", "at", "source", "better", "worse", "one_factor", *claims.COLUMNS[:7])
+        old = [dict.fromkeys(columns, "") | {"claim": claim, "at": "1", "source": "old", "qwen_videos": "confirmed"} for claim in "ab"]
+        with tempfile.TemporaryDirectory() as folder:
+            path, there = Path(folder) / "report.csv", Path(folder) / "claims.csv"
+            claims.write(path, list(row), given)
+            claims.write(there, list(columns), old)
+            with mock.patch.object(claims, "BUNDLED", there), mock.patch.object(claims, "REAL", Path(folder) / "none.csv"):
+                claims.take_over(path, {"device": "a card"})
+                self.assertFalse(claims.REAL.exists())
+            found = claims.read(there)
+        self.assertEqual([(x["claim"], x["source"], x["device"], x["qwen_videos"]) for x in found],
+                         [("a", "old", "", "confirmed"), ("b", "new", "a card", ""), ("c", "new", "a card", "")])  # fmt: skip
+        self.assertEqual([found[1][name] for name in columns[6:]], ["yes", "", "", *["contradicted"] * 3, "", ""])
 
 
 if __name__ == "__main__":

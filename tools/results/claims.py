@@ -2,9 +2,10 @@
 """Makes docs/papers/claims.md, the verdicts on all claims, of docs/data/claims.csv (the bundled models) and real_claims.csv.
 
     tools/results/claims.py                                                writes the page
-    tools/results/claims.py --report OUT/report/claims.csv --device NAME   first replaces real_claims.csv by a report's rows
+    tools/results/claims.py --report OUT/report/claims.csv --device NAME   first takes over the rows of a report
 
-The report is of tools/eval/tables.py over build/real/smol-internvl; tools/real/verdicts.sh does all of it. Standard library only.
+The report is of tools/eval/tables.py. Of build/real/smol-internvl it replaces all rows, and tools/real/verdicts.sh does all of it; of
+the bundled models it replaces those of the claims that it has. Standard library only.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ OPPOSITE = {"confirmed": "contradicted", "contradicted": "confirmed"}
 COLUMNS = ("internvl_captions", "internvl_documents", "llava_captions", "llava_documents", "qwen_captions", "qwen_documents",
            "qwen_videos", "smol_captions", "smol_documents")  # fmt: skip
 SETS = ("captions", "documents")
+BUNDLED_MODELS = ("pocket-internvl", "pocket-llava", "pocket-qwen")
 KEPT = ("task", "n", "claim", "at", "source", "spec", "compared_with", "one_factor", "metric", "score", "compared_score", "difference_value",
         "difference_low", "difference_high", "stored_bits", "compared_stored_bits", "verdict")  # fmt: skip
 
@@ -37,17 +39,56 @@ def read(path: Path) -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def of_report(path: Path, device: str, commit: str, day: str) -> list[Row]:
-    """A report's rows of smol-internvl as real_claims.csv has them; ValueError names what is missing."""
+def of_report(path: Path) -> list[Row]:
+    """A report's rows; ValueError names what is missing."""
     if not path.is_file():
         raise ValueError(f"{path} is no file; expected claims.csv of a report, which tools/real/verdicts.sh makes")
     rows = read(path)
     if rows and (missing := {"model", *KEPT} - rows[0].keys()):
         raise ValueError(f"{path} has no column {sorted(missing)[0]}; expected claims.csv of a report")
-    rows = [row for row in rows if Path(row["model"]).name == "smol-internvl"]
-    if {row["task"] for row in rows} != set(SETS):
+    models: dict[str, set[str]] = {}
+    for row in rows:
+        models.setdefault(Path(row["model"]).name, set()).add(row["task"])
+    if not models.keys() & {"smol-internvl", *BUNDLED_MODELS}:
+        raise ValueError(f"{path} has no rows of smol-internvl or a bundled model; make it with tools/eval/tables.py")
+    if models.get("smol-internvl", set(SETS)) != set(SETS):
         raise ValueError(f"{path} lacks rows of smol-internvl's {' or '.join(SETS)}; make it with tools/real/verdicts.sh")
-    return [{"date": day, "commit": commit, "device": device} | {key: row[key] for key in KEPT} for row in rows]
+    return rows
+
+
+def of_real(rows: list[Row], origin: Row) -> list[Row]:
+    """Rows of smol-internvl as real_claims.csv has them; origin: date, commit and device."""
+    return [origin | {key: row[key] for key in KEPT} for row in rows if Path(row["model"]).name == "smol-internvl"]
+
+
+def of_bundled(rows: list[Row], origin: Row) -> list[Row]:
+    """Rows of the bundled models as claims.csv has them, one a claim and setting."""
+    made: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        if (name := Path(row["model"]).name) in BUNDLED_MODELS:
+            of_pair = {"claim": row["claim"], "at": row["at"], "source": row["source"], "better": row["spec"], "worse": row["compared_with"]}
+            one = made.setdefault((row["claim"], row["at"]), origin | of_pair | {"one_factor": "yes" if row["one_factor"] == "True" else "no"})
+            one[f"{name.removeprefix('pocket-')}_{row['task']}"] = row["verdict"]
+    return list(made.values())
+
+
+def write(path: Path, columns: list[str], rows: list[Row]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def take_over(path: Path, origin: Row) -> None:
+    """Writes the rows of a report into claims.csv and real_claims.csv; ValueError names what is missing."""
+    rows = of_report(path)
+    if real := of_real(rows, origin):
+        write(REAL, list(real[0]), real)
+    found = {(row["claim"], row["at"]): row for row in of_bundled(rows, origin)}
+    if found:
+        there = read(BUNDLED)
+        merged = [found.pop((row["claim"], row["at"]), row) for row in there]
+        write(BUNDLED, list(there[0]), [*merged, *found.values()])
 
 
 def joined(bundled: list[Row], real: list[Row]) -> list[Row]:
@@ -173,7 +214,7 @@ def made_of_data() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", type=Path, help="claims.csv of a report over smol-internvl")
+    parser.add_argument("--report", type=Path, help="claims.csv of a report")
     parser.add_argument("--device", help="name of the machine's device, for the rows of --report")
     options = parser.parse_args()
     if (options.report is None) != (options.device is None):
@@ -181,14 +222,10 @@ def main() -> int:
     if options.report:
         commit = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)
         try:
-            rows = of_report(options.report, options.device, commit.stdout.strip(), date.today().isoformat())
+            take_over(options.report, {"date": date.today().isoformat(), "commit": commit.stdout.strip(), "device": options.device})
         except (OSError, ValueError) as error:
             print(f"claims.py: {error}", file=sys.stderr)
             return 1
-        with REAL.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
     PAGE.write_text(made_of_data(), "utf-8")
     return 0
 
