@@ -51,6 +51,14 @@ class Claims(unittest.TestCase):
         self.assertIn("0 verdicts hold, 1 turn.", page)
         self.assertIn("| a beats b: 1 bit | captions | `a` | `b` | -0.250 | -0.300 to -0.200 | ✓ | ✗ |", page)
 
+    def test_scores_of_tasks_over_f16s(self):
+        rows = [{"model": model, "spec": spec, "metric": metric, "value": value} for model, spec, metric, value in (
+            ("m", "f16", "a", "0.8"), ("m", "f16", "b", "0.5"), ("n", "f16", "a", "1"), ("m", "h2o,keep=0.05", "a", "0.4"),
+            ("m", "h2o,keep=0.05", "b", "0.5"), ("n", "h2o,keep=0.2", "a", "0.25"), ("m", "tgv,keep=0.2", "a", "0.8"))]  # fmt: skip
+        lines = claims.tasks(rows)
+        self.assertEqual(lines[-5:], ["| kept | rule | m | n |", "|---|---|---|---|", "| 20 % | `h2o` |  | 25.0 |",
+                                      "| 20 % | `tgv` | 100.0 |  |", "| 5 % | `h2o` | 75.0 |  |"])  # fmt: skip
+
     def test_a_report_replaces_the_rows_and_the_page(self):
         row = dict.fromkeys(claims.KEPT, "1") | {"model": "build/real/smol-internvl", "task": "captions", "verdict": "confirmed"}
         with tempfile.TemporaryDirectory() as folder:

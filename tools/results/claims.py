@@ -22,6 +22,7 @@ PAGE = ROOT / "docs" / "papers" / "claims.md"
 BUNDLED = ROOT / "docs" / "data" / "claims.csv"
 REAL = ROOT / "docs" / "data" / "real_claims.csv"
 FIGURES = ROOT / "docs" / "data" / "real.csv"
+BUDGETS = ROOT / "docs" / "data" / "budgets.csv"
 MARKS = {"confirmed": "✓", "contradicted": "✗", "inconclusive": "○", "": ""}
 OPPOSITE = {"confirmed": "contradicted", "contradicted": "confirmed"}
 COLUMNS = ("internvl_captions", "internvl_documents", "llava_captions", "llava_documents", "qwen_captions", "qwen_documents",
@@ -137,7 +138,7 @@ def compared(rows: list[Row]) -> dict[str, list[tuple[Row, str]]]:
     return found
 
 
-def page(bundled: list[Row], real: list[Row], figures: list[Row] = []) -> str:
+def page(bundled: list[Row], real: list[Row], figures: list[Row] = [], budgets: list[Row] = []) -> str:
     rows = joined(bundled, real)
     ways = compared(rows)
     intervals = {(one["claim"], one["at"], one["task"]): one for one in reversed(real)}
@@ -184,7 +185,35 @@ def page(bundled: list[Row], real: list[Row], figures: list[Row] = []) -> str:
                 f"{float(one['difference_low']):+.3f} to {float(one['difference_high']):+.3f} | "
                 f"{MARKS[bundled_verdict(row, of_set)]} | {MARKS[one['verdict']]} |"
             )
-    return "\n".join([*made, *outliers(figures)]) + "\n"
+    return "\n".join([*made, *tasks(budgets), *outliers(figures)]) + "\n"
+
+
+def tasks(budgets: list[Row]) -> list[str]:
+    """A table of budgets.csv: a row a budget and rule, a column a model, the mean over the tasks of the score over f16's."""
+    scores = {(row["model"], row["spec"], row["metric"]): float(row["value"]) for row in budgets}
+    models = list(dict.fromkeys(row["model"] for row in budgets))
+    specs = [spec for spec in dict.fromkeys(row["spec"] for row in budgets) if spec != "f16"]
+    shares = [spec.partition(",keep=")[::2] for spec in specs]
+    lines = [
+        "",
+        "## Four tasks at four budgets",
+        "",
+        "The mean over questions in the form of DocVQA, ChartQA, TextVQA and VizWiz, 200 of each, of the score over f16's, in percent",
+        "(`tools/eval/budgets.py`). `snapkv`, `pyramidkv` and `mixkv` keep the last 64 tokens whatever the budget: of smol-internvl's",
+        "274 tokens a prompt that is more than 20 %, so only they stay.",
+        "",
+        f"| kept | rule | {' | '.join(models)} |",
+        "|---" * (2 + len(models)) + "|",
+    ]
+    rank = {rule: place for place, rule in enumerate(dict.fromkeys(rule for rule, _ in shares))}
+    for rule, keep in sorted(shares, key=lambda pair: (-float(pair[1]), rank[pair[0]])):
+        cells = []
+        for model in models:
+            found = [(value, scores[of, "f16", metric]) for (of, spec, metric), value in scores.items()
+                     if of == model and spec == f"{rule},keep={keep}"]  # fmt: skip
+            cells.append(f"{100 * sum(value / plain for value, plain in found) / len(found):.1f}" if found else "")
+        lines.append(f"| {100 * float(keep):g} % | `{rule}` | {' | '.join(cells)} |")
+    return lines if budgets else []
 
 
 def outliers(figures: list[Row]) -> list[str]:
@@ -209,7 +238,7 @@ def outliers(figures: list[Row]) -> list[str]:
 
 
 def made_of_data() -> str:
-    return page(read(BUNDLED), read(REAL) if REAL.is_file() else [], read(FIGURES))
+    return page(read(BUNDLED), read(REAL) if REAL.is_file() else [], read(FIGURES), read(BUDGETS))
 
 
 def main() -> int:
