@@ -59,6 +59,14 @@ class Claims(unittest.TestCase):
         self.assertEqual(lines[-5:], ["| kept | rule | m | n |", "|---|---|---|---|", "| 20 % | `h2o` |  | 25.0 |",
                                       "| 20 % | `tgv` | 100.0 |  |", "| 5 % | `h2o` | 75.0 |  |"])  # fmt: skip
 
+    def test_policies_on_plain_english(self):
+        rows = [{"spec": spec, "metric": f"text_{metric}", "value": value, "min": "0.01", "max": "1"} for spec, metric, value in (
+            ("int4", "stored_bits", "4.5"), ("int4", "kl_nats", "0.1"), ("int4", "top1_percent", "90"),
+            ("int8", "stored_bits", "8.5"), ("int8", "kl_nats", "0.02"), ("int8", "top1_percent", "99"))]  # fmt: skip
+        self.assertEqual(claims.plain_english(rows)[-2:], ["| `int8` | 8.50 | 0.0200 | 0.0100 to 1.0000 | 99.0 % |",
+                                                           "| `int4` | 4.50 | 0.1000 | 0.0100 to 1.0000 | 90.0 % |"])  # fmt: skip
+        self.assertEqual(claims.plain_english([]), [])
+
     def test_a_report_replaces_the_rows_and_the_page(self):
         row = dict.fromkeys(claims.KEPT, "1") | {"model": "build/real/smol-internvl", "task": "captions", "verdict": "confirmed"}
         with tempfile.TemporaryDirectory() as folder:

@@ -185,7 +185,7 @@ def page(bundled: list[Row], real: list[Row], figures: list[Row] = [], budgets: 
                 f"{float(one['difference_low']):+.3f} to {float(one['difference_high']):+.3f} | "
                 f"{MARKS[bundled_verdict(row, of_set)]} | {MARKS[one['verdict']]} |"
             )
-    return "\n".join([*made, *tasks(budgets), *outliers(figures)]) + "\n"
+    return "\n".join([*made, *tasks(budgets), *plain_english(figures), *outliers(figures)]) + "\n"
 
 
 def tasks(budgets: list[Row]) -> list[str]:
@@ -214,6 +214,31 @@ def tasks(budgets: list[Row]) -> list[str]:
             cells.append(f"{100 * sum(value / plain for value, plain in found) / len(found):.1f}" if found else "")
         lines.append(f"| {100 * float(keep):g} % | `{rule}` | {' | '.join(cells)} |")
     return lines if budgets else []
+
+
+def plain_english(figures: list[Row]) -> list[str]:
+    """A table of real.csv's text_METRIC: every policy on a text model, by stored bits and KL."""
+    found = {(row["spec"], row["metric"]): row for row in figures if row["metric"].startswith("text_")}
+
+    def value(spec: str, metric: str) -> float:
+        return float(found[spec, metric]["value"])
+
+    lines = [
+        "",
+        "## Plain English",
+        "",
+        "SmolLM2-135M as published on 200 prompts of Debian's own pages (`tools/real/prompts.py`), teacher-forced: stored bits, KL in",
+        "nats a token with its 95 % interval, and how often the likeliest token stays. Policies of images alone leave text as it is.",
+        "",
+        "| `--kv` | stored bits | KL | interval | top-1 |",
+        "|---" * 5 + "|",
+    ]
+    specs = dict.fromkeys(spec for spec, _ in found)
+    for spec in sorted(specs, key=lambda spec: (-round(value(spec, "text_stored_bits"), 1), value(spec, "text_kl_nats"))):
+        kl = found[spec, "text_kl_nats"]
+        lines.append(f"| `{spec}` | {value(spec, 'text_stored_bits'):.2f} | {float(kl['value']):.4f} | {float(kl['min']):.4f} to "
+                     f"{float(kl['max']):.4f} | {value(spec, 'text_top1_percent'):.1f} % |")  # fmt: skip
+    return lines if found else []
 
 
 def outliers(figures: list[Row]) -> list[str]:
