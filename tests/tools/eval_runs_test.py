@@ -173,6 +173,11 @@ class Forced(WithModel):
         calls.unlink()
         self.run_well(*command, "--layer-records", 0)  # asks for less than there is
         self.assertFalse(calls.exists())
+        self.run_well(*command, "--limit", 1, "--out", "one")
+        self.assertIn("--layer-records 1 ", calls.read_text())
+        calls.unlink()
+        self.run_well(*command, "--limit", 1, "--out", "one")
+        self.assertFalse(calls.exists())
         self.run_well(*command, "--layer-records", 3)  # more than --fidelity's two
         self.assertFalse(calls.exists())
         self.run_well(*command, "--fidelity", 3, "--layer-records", 3)

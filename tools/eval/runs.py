@@ -400,6 +400,7 @@ class Folder:
         tuning, part = path.with_name("tuning.jsonl"), path.with_name(".profile.part")
         write_lines(tuning, [forced(item, protocol) for item in self.plan.split.tuning])
         part.unlink(missing_ok=True)
+        note(f"calibrating {self._name(model)} on {len(self.plan.split.tuning)} records; --tune 0 leaves this out")
         if start:
             write_text(part, start.read_text(encoding="utf-8"))
         self.programs.run("vlm-kv", [
@@ -430,11 +431,11 @@ class Folder:
                 held.enter_context(Lock(path.with_name(".fidelity"), wait_s=24 * 3600))
             items = self.plan.split.items[: self.plan.forced]
             of = digest(json.dumps([[record_key(item), item.references[:1]] for item in items] + [protocol.forced_tokens]))
-            looked_at = min(self.plan.layer_records, self.plan.forced)
+            looked_at = min(self.plan.layer_records, len(items))
 
             def is_measured(path: Path) -> bool:
                 found = read_object(path) if path.exists() else {}
-                return found.get("references") == of and found["layer_records"] >= looked_at
+                return found.get("references") == of and found.get("layer_records", 0) >= looked_at
 
             missing = [spec for spec in group if not is_measured(paths[spec])]
             if not missing:

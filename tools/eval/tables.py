@@ -14,6 +14,7 @@ pycocoevalcap, then --merge --report on one that has them: no model runs again.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -195,6 +196,11 @@ def main() -> int:
         raise EvaluationError(
             f"this is one of {shard_of(os.environ).count} tasks by its environment, and tables.py makes one page; start it once, "
             "and other parts at the same time by --model and --set"
+        )
+    if options.report and importlib.util.find_spec("numpy") is None:
+        raise EvaluationError(
+            "the page needs numpy, which this Python has not; install it (Debian: python3-numpy), or give --no-report, and make the page "
+            "with --merge where it is"
         )
     for model in options.model or MODELS:
         for name in options.set or PARTS:
