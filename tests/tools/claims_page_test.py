@@ -32,8 +32,8 @@ class Claims(unittest.TestCase):
     def test_what_becomes_of_a_verdict(self):
         yes, no, open_ = "confirmed", "contradicted", "inconclusive"
         for there, here, way in (
-            ((yes, yes, yes), yes, "holds"), ((yes, open_, open_), yes, "holds"), ((yes, yes, no), no, "turns"),
-            ((no, open_, open_), yes, "turns"), ((yes, no, open_), yes, "decides"), ((open_,) * 3, no, "decides"),
+            ((yes, yes, yes), yes, "holds"), ((yes, open_, open_), yes, "decides"), ((yes, yes, no), no, "turns"),
+            ((no, open_, no), yes, "turns"), ((yes, no, open_), yes, "decides"), ((open_,) * 3, no, "decides"),
             ((no, no, no), open_, "opens"), ((open_,) * 3, open_, "neither"), ((yes, no, open_), open_, "neither"),
         ):  # fmt: skip
             self.assertEqual(self.ways(there, here), [way], (there, here))
@@ -44,20 +44,21 @@ class Claims(unittest.TestCase):
         self.assertFalse(any(claims.compared(rows).values()))
 
     def test_the_page(self):
-        page = claims.page([bundled("confirmed", at="1 bit"), bundled("inconclusive", at="2 bits")],
+        page = claims.page([bundled("confirmed", "inconclusive", "confirmed", at="1 bit"), bundled("inconclusive", at="2 bits")],
                            [real("contradicted", at="1 bit"), real("confirmed", claim="c beats d")])  # fmt: skip
-        self.assertIn("| a beats b (a paper): 1 bit; 2 bits | ✓○ |  |  |  |  |  |  | ✗- |  |", page)
+        self.assertIn("| a beats b (a paper): 1 bit; 2 bits | ✓○ |  | ○- |  | ✓- |  |  | ✗- |  |", page)
         self.assertIn("| c beats d (a paper) |  |  |  |  |  |  |  | ✓ |  |", page)
-        self.assertIn("0 verdicts hold, 1 turn.", page)
-        self.assertIn("| a beats b: 1 bit | captions | `a` | `b` | -0.250 | -0.300 to -0.200 | ✓ | ✗ |", page)
+        self.assertIn("0 are the same, 1 are reversed.", page)
+        self.assertIn("| a beats b: 1 bit | captions | `a` | `b` | -0.250 | -0.300 to -0.200 | ✓○✓ | ✗ |", page)
 
     def test_scores_of_tasks_over_f16s(self):
         rows = [{"model": model, "spec": spec, "metric": metric, "value": value} for model, spec, metric, value in (
-            ("m", "f16", "a", "0.8"), ("m", "f16", "b", "0.5"), ("n", "f16", "a", "1"), ("m", "h2o,keep=0.05", "a", "0.4"),
-            ("m", "h2o,keep=0.05", "b", "0.5"), ("n", "h2o,keep=0.2", "a", "0.25"), ("m", "tgv,keep=0.2", "a", "0.8"))]  # fmt: skip
+            *((model, "f16", metric, "0.8") for model in "mn" for metric in claims.SHOWN_TASKS),
+            *(("m", "h2o,keep=0.05", metric, value) for metric, value in zip(claims.SHOWN_TASKS, ("0.4", "0.2", "0.8"))),
+            *(("n", "h2o,keep=0.2", metric, "0.2") for metric in claims.SHOWN_TASKS), ("m", "tgv,keep=0.2", claims.SHOWN_TASKS[0], "0.8"))]  # fmt: skip
         lines = claims.tasks(rows)
-        self.assertEqual(lines[-5:], ["| kept | rule | m | n |", "|---|---|---|---|", "| 20 % | `h2o` |  | 25.0 |",
-                                      "| 20 % | `tgv` | 100.0 |  |", "| 5 % | `h2o` | 75.0 |  |"])  # fmt: skip
+        self.assertEqual(lines[-5:], ["| kept | rule | m | n |", "|---|---|---|---|", "| 20 % | `h2o` |  | 25.0 / 25.0 / 25.0 |",
+                                      "| 20 % | `tgv` | 100.0 / 0.0 / 0.0 |  |", "| 5 % | `h2o` | 50.0 / 25.0 / 100.0 |  |"])  # fmt: skip
 
     def test_policies_on_plain_english(self):
         rows = [{"spec": spec, "metric": f"text_{metric}", "value": value, "min": "0.01", "max": "1"} for spec, metric, value in (
@@ -68,7 +69,7 @@ class Claims(unittest.TestCase):
         self.assertEqual(claims.plain_english([]), [])
 
     def test_a_report_replaces_the_rows_and_the_page(self):
-        row = dict.fromkeys(claims.KEPT, "1") | {"model": "build/real/smol-internvl", "task": "captions", "verdict": "confirmed"}
+        row = dict.fromkeys(claims.KEPT, "1") | {"model": "build/real/smol-internvl", "task": "captions", "verdict": "confirmed", "protocol": "native"}
         with tempfile.TemporaryDirectory() as folder:
             report, rows, page = (Path(folder) / name for name in ("report.csv", "rows.csv", "page.md"))
             lines = [",".join((row | {"task": task}).values()) for task in claims.SETS]
@@ -78,18 +79,24 @@ class Claims(unittest.TestCase):
                 self.assertEqual(claims.main(), 0)
                 made = rows.read_text(), page.read_text()
                 self.assertEqual(claims.main(), 0)
+                self.assertEqual(made, (rows.read_text(), page.read_text()))
+                for less in ("\n".join([",".join(row), *(line.replace(",1,", ",0,", 1) for line in lines)]), report.read_text().replace("1,1", "1,2")):
+                    report.write_text(less + "\n")
+                    with mock.patch("sys.stderr"):
+                        self.assertEqual(claims.main(), 1)
             self.assertEqual(made, (rows.read_text(), page.read_text()))
             self.assertEqual([(x["device"], x["claim"]) for x in claims.read(rows)], [("a card", "1")] * 2)
             self.assertIn("| 1 (1): 1 |", page.read_text())
 
     def test_rows_of_a_report(self):
-        row = dict.fromkeys(claims.KEPT, "1") | {"model": "build/real/smol-internvl", "verdict": "confirmed"}
+        row = dict.fromkeys(claims.KEPT, "1") | {"model": "build/real/smol-internvl", "verdict": "confirmed", "protocol": "native"}
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "claims.csv"
             with path.open("w", newline="") as file:
                 writer = csv.DictWriter(file, list(row))
                 writer.writeheader()
-                writer.writerows([row | {"task": "captions"}, row | {"task": "documents"}, row | {"model": "pocket-llava"}])
+                writer.writerows([row | {"task": "captions"}, row | {"task": "documents"}, row | {"model": "pocket-llava", "task": "captions"},
+                                  row | {"task": "captions", "protocol": "prefixkv"}])
             rows = claims.of_real(claims.of_report(path), {"device": "a card"})
             self.assertEqual([(x["device"], x["verdict"], len(x)) for x in rows], [("a card", "confirmed", 1 + len(claims.KEPT))] * 2)
             whole = path.read_text()
@@ -103,22 +110,28 @@ class Claims(unittest.TestCase):
                 claims.of_report(path)
 
     def test_rows_of_the_bundled_models(self):
-        """A claim that is there is replaced, another one added, and the real model's rows stay as they are."""
-        row = dict.fromkeys(("model", *claims.KEPT), "1") | {"claim": "b", "one_factor": "True", "source": "new", "verdict": "contradicted"}
+        """A claim that is there is replaced, another one added; a report that would lose a verdict is refused, and nothing written."""
+        row = dict.fromkeys(("model", "protocol", *claims.KEPT), "1") | {"protocol": "native", "claim": "b", "one_factor": "True", "source": "new", "verdict": "contradicted"}
         models = [("pocket-llava", "captions"), ("pocket-llava", "documents"), ("pocket-qwen", "captions")]
         given = [row | {"model": model, "task": task, "claim": claim} for claim in ("b", "c") for model, task in models]
         columns = ("device", "claim", "at", "source", "better", "worse", "one_factor", *claims.COLUMNS[:7])
-        old = [dict.fromkeys(columns, "") | {"claim": claim, "at": "1", "source": "old", "qwen_videos": "confirmed"} for claim in "ab"]
+        old = [dict.fromkeys(columns, "") | {"claim": claim, "at": "1", "source": "old", "qwen_captions": "confirmed"} for claim in "ab"]
         with tempfile.TemporaryDirectory() as folder:
             path, there = Path(folder) / "report.csv", Path(folder) / "claims.csv"
-            claims.write(path, list(row), given)
-            claims.write(there, list(columns), old)
+            path.write_text(claims.text(list(row), given))
+            there.write_text(claims.text(list(columns), old))
             with mock.patch.object(claims, "BUNDLED", there), mock.patch.object(claims, "REAL", Path(folder) / "none.csv"):
                 claims.take_over(path, {"device": "a card"})
                 self.assertFalse(claims.REAL.exists())
-            found = claims.read(there)
-        self.assertEqual([(x["claim"], x["source"], x["device"], x["qwen_videos"]) for x in found],
-                         [("a", "old", "", "confirmed"), ("b", "new", "a card", ""), ("c", "new", "a card", "")])  # fmt: skip
+                found, written = claims.read(there), there.read_bytes()
+                for wrong, why in (([x for x in given if x["model"] == "pocket-llava"], "has no qwen_captions of 'b'"),
+                                   ([x | {"task": "clips", "protocol": "other"} for x in given], "no column for clips under the protocol other")):  # fmt: skip
+                    path.write_text(claims.text(list(row), wrong))
+                    with self.assertRaisesRegex(ValueError, why):
+                        claims.take_over(path, {"device": "a card"})
+                self.assertEqual(there.read_bytes(), written)
+        self.assertEqual([(x["claim"], x["source"], x["device"], x["qwen_captions"]) for x in found],
+                         [("a", "old", "", "confirmed"), *((claim, "new", "a card", "contradicted") for claim in "bc")])  # fmt: skip
         self.assertEqual([found[1][name] for name in columns[6:]], ["yes", "", "", *["contradicted"] * 3, "", ""])
 
 

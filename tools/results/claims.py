@@ -4,14 +4,15 @@
     tools/results/claims.py                                                writes the page
     tools/results/claims.py --report OUT/report/claims.csv --device NAME   first takes over the rows of a report
 
-The report is of tools/eval/tables.py. Of build/real/smol-internvl it replaces all rows, and tools/real/verdicts.sh does all of it; of
-the bundled models it replaces those of the claims that it has. Standard library only.
+The report is of tools/eval/tables.py. Of build/real/smol-internvl it replaces all rows, and tools/real/verdicts.sh does all of it. Of
+the bundled models it replaces or adds the claims that it has, for which it must have all their models and sets. Standard library only.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import io
 import subprocess
 import sys
 from datetime import date
@@ -25,9 +26,14 @@ FIGURES = ROOT / "docs" / "data" / "real.csv"
 BUDGETS = ROOT / "docs" / "data" / "budgets.csv"
 MARKS = {"confirmed": "✓", "contradicted": "✗", "inconclusive": "○", "": ""}
 OPPOSITE = {"confirmed": "contradicted", "contradicted": "confirmed"}
+SHOWN_TASKS = ("docvqa_anls", "chartqa_relaxed_accuracy", "textvqa_accuracy")
 COLUMNS = ("internvl_captions", "internvl_documents", "llava_captions", "llava_documents", "qwen_captions", "qwen_documents",
            "qwen_videos", "smol_captions", "smol_documents")  # fmt: skip
 SETS = ("captions", "documents")
+COLUMN_OF = {  # of a task and protocol of a report
+    ("captions", "native"): "captions", ("documents", "native"): "documents", ("clips", "native"): "videos",
+    ("captions", "prefixkv"): "captions_rouge",
+}  # fmt: skip
 BUNDLED_MODELS = ("pocket-internvl", "pocket-llava", "pocket-qwen")
 KEPT = ("task", "n", "claim", "at", "source", "spec", "compared_with", "one_factor", "metric", "score", "compared_score", "difference_value",
         "difference_low", "difference_high", "stored_bits", "compared_stored_bits", "verdict")  # fmt: skip
@@ -49,17 +55,17 @@ def of_report(path: Path) -> list[Row]:
         raise ValueError(f"{path} has no column {sorted(missing)[0]}; expected claims.csv of a report")
     models: dict[str, set[str]] = {}
     for row in rows:
-        models.setdefault(Path(row["model"]).name, set()).add(row["task"])
+        models.setdefault(Path(row["model"]).name, set()).add(column(row))
     if not models.keys() & {"smol-internvl", *BUNDLED_MODELS}:
         raise ValueError(f"{path} has no rows of smol-internvl or a bundled model; make it with tools/eval/tables.py")
-    if models.get("smol-internvl", set(SETS)) != set(SETS):
+    if models.get("smol-internvl", set(SETS)) < set(SETS):
         raise ValueError(f"{path} lacks rows of smol-internvl's {' or '.join(SETS)}; make it with tools/real/verdicts.sh")
     return rows
 
 
 def of_real(rows: list[Row], origin: Row) -> list[Row]:
     """Rows of smol-internvl as real_claims.csv has them; origin: date, commit and device."""
-    return [origin | {key: row[key] for key in KEPT} for row in rows if Path(row["model"]).name == "smol-internvl"]
+    return [origin | {key: row[key] for key in KEPT} for row in rows if Path(row["model"]).name == "smol-internvl" and column(row) in SETS]
 
 
 def of_bundled(rows: list[Row], origin: Row) -> list[Row]:
@@ -69,27 +75,46 @@ def of_bundled(rows: list[Row], origin: Row) -> list[Row]:
         if (name := Path(row["model"]).name) in BUNDLED_MODELS:
             of_pair = {"claim": row["claim"], "at": row["at"], "source": row["source"], "better": row["spec"], "worse": row["compared_with"]}
             one = made.setdefault((row["claim"], row["at"]), origin | of_pair | {"one_factor": "yes" if row["one_factor"] == "True" else "no"})
-            one[f"{name.removeprefix('pocket-')}_{row['task']}"] = row["verdict"]
+            one[f"{name.removeprefix('pocket-')}_{column(row)}"] = row["verdict"]
     return list(made.values())
 
 
-def write(path: Path, columns: list[str], rows: list[Row]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+def column(row: Row) -> str:
+    """The column of a set in claims.csv, without its model; ValueError if there is none."""
+    found = COLUMN_OF.get((row["task"], row["protocol"]))
+    if found is None:
+        raise ValueError(f"there is no column for {row['task']} under the protocol {row['protocol']}; leave this set out of the report")
+    return found
+
+
+def text(columns: list[str], rows: list[Row]) -> str:
+    file = io.StringIO()
+    writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
 
 
 def take_over(path: Path, origin: Row) -> None:
-    """Writes the rows of a report into claims.csv and real_claims.csv; ValueError names what is missing."""
+    """Writes the rows of a report into claims.csv and real_claims.csv; ValueError names what is missing, and nothing is written."""
     rows = of_report(path)
-    if real := of_real(rows, origin):
-        write(REAL, list(real[0]), real)
+    real, there = of_real(rows, origin), read(BUNDLED)
+    if real and REAL.is_file():
+        answered = {(row["claim"], row["at"], row["task"]): int(row["n"]) for row in real}
+        for old in read(REAL):
+            if answered.get((old["claim"], old["at"], old["task"]), 0) < int(old["n"]):
+                raise ValueError(f"{path} has fewer {old['task']} or none for {old['claim']!r}, which {REAL.name} has with n = {old['n']}; "
+                                 f"report all claims and records, or delete {REAL}")  # fmt: skip
     found = {(row["claim"], row["at"]): row for row in of_bundled(rows, origin)}
-    if found:
-        there = read(BUNDLED)
-        merged = [found.pop((row["claim"], row["at"]), row) for row in there]
-        write(BUNDLED, list(there[0]), [*merged, *found.values()])
+    for old in there:
+        new = found.get((old["claim"], old["at"]), old)
+        if lost := [name for name, verdict in old.items() if verdict and not new.get(name)]:
+            raise ValueError(f"{path} has no {lost[0]} of {old['claim']!r}, which claims.csv has; report all models and sets of tables.py")
+    merged = [found.pop((row["claim"], row["at"]), row) for row in there]
+    bundled = text(list(there[0]), [*merged, *found.values()])
+    if real:
+        REAL.write_text(text(list(real[0]), real), "utf-8")
+    BUNDLED.write_text(bundled, "utf-8")
 
 
 def joined(bundled: list[Row], real: list[Row]) -> list[Row]:
@@ -119,14 +144,18 @@ def table(rows: list[Row]) -> list[str]:
 
 
 def bundled_verdict(row: Row, of_set: str) -> str:
-    """What the bundled models say together on one set: the verdict that more of them have; none: inconclusive."""
-    found = [row.get(f"{model}_{of_set}", "") for model in ("internvl", "llava", "qwen")]
-    more = found.count("confirmed") - found.count("contradicted")
-    return "confirmed" if more > 0 else "contradicted" if more < 0 else "inconclusive" if any(found) else ""
+    """What two or all of the bundled models say on one set; inconclusive if they disagree."""
+    found = bundled_verdicts(row, of_set)
+    return next((verdict for verdict in OPPOSITE if found.count(verdict) >= 2), "inconclusive" if any(found) else "")
+
+
+def bundled_verdicts(row: Row, of_set: str) -> list[str]:
+    return [row.get(f"{name.removeprefix('pocket-')}_{of_set}", "") for name in BUNDLED_MODELS]
 
 
 def compared(rows: list[Row]) -> dict[str, list[tuple[Row, str]]]:
-    """Rows and sets by what becomes of the bundled models' verdict: holds, turns, opens (inconclusive here), decides (there)."""
+    """Rows and sets by what becomes of the bundled models' verdict on smol-internvl: it holds, turns into its opposite, opens (is
+    inconclusive), or smol-internvl decides what they do not."""
     found: dict[str, list[tuple[Row, str]]] = {"holds": [], "turns": [], "opens": [], "decides": [], "neither": []}
     for row in rows:
         for of_set in SETS:
@@ -149,7 +178,7 @@ def page(bundled: list[Row], real: list[Row], figures: list[Row] = [], budgets: 
         "One mark for each setting, in their order: ✓ confirmed, ✗ contradicted, ○ inconclusive, - not asked",
         "([how they are decided](README.md#how-claims-are-decided)). C are captions, D documents, V videos.",
         "",
-        "The models are pocket-internvl, pocket-llava, pocket-qwen, and smol-internvl with SmolLM2-135M's and DINOv2's weights.",
+        "The models are pocket-internvl, pocket-llava, pocket-qwen and, of published parts, [smol-internvl](#on-real-weights).",
         "[data/claims.csv](../data/claims.csv) has all rows"
         + (", and [data/real_claims.csv](../data/real_claims.csv) those of smol-internvl." if real else "."),
         "",
@@ -161,20 +190,22 @@ def page(bundled: list[Row], real: list[Row], figures: list[Row] = [], budgets: 
             "",
             "## On real weights",
             "",
-            f"smol-internvl answered {' and '.join(map(str, n))} records of each set. A verdict is compared with the one that more of",
-            "the bundled models have on the same set.",
+            f"smol-internvl answered {' and '.join(map(str, n))} records of each set. Its decoder is SmolLM2-135M-Instruct (4-bit weights,",
+            "dequantized) with adapters merged, its tower DINOv2-S; the projector was trained here. A verdict is compared with the",
+            "one that at least two of the three bundled models have on the same set.",
             "",
-            f"- {len(ways['holds'])} verdicts hold, {len(ways['turns'])} turn.",
-            f"- {len(ways['opens'])} are inconclusive here and decided there; {len(ways['decides'])} are decided here alone; "
-            f"{len(ways['neither'])} are",
-            "  inconclusive on both.",
+            f"- {len(ways['holds'])} are the same, {len(ways['turns'])} are reversed.",
+            f"- {len(ways['opens'])} are decided on the bundled models and inconclusive on smol-internvl.",
+            f"- {len(ways['decides'])} are decided on smol-internvl alone: the bundled models disagree or are inconclusive.",
+            f"- {len(ways['neither'])} are decided on neither.",
         ]
     if real and ways["turns"]:
         made += [
             "",
-            "Those that turn; differences are of the first spec minus the second, with 95 % intervals:",
+            "Those that are reversed. Differences are of the first spec minus the second (of two random draws the first), with 95 %",
+            "intervals; bundled are the verdicts of internvl, llava and qwen.",
             "",
-            "| claim | set | `--kv` | compared with | difference | interval | bundled | here |",
+            "| claim | set | `--kv` | compared with | difference | interval | bundled | smol |",
             "|---" * 8 + "|",
         ]
         for row, of_set in ways["turns"]:
@@ -183,13 +214,14 @@ def page(bundled: list[Row], real: list[Row], figures: list[Row] = [], budgets: 
             made.append(
                 f"| {row['claim']}{at} | {of_set} | `{one['spec']}` | `{one['compared_with']}` | {float(one['difference_value']):+.3f} | "
                 f"{float(one['difference_low']):+.3f} to {float(one['difference_high']):+.3f} | "
-                f"{MARKS[bundled_verdict(row, of_set)]} | {MARKS[one['verdict']]} |"
+                f"{''.join(MARKS[verdict] for verdict in bundled_verdicts(row, of_set))} | {MARKS[one['verdict']]} |"
             )
     return "\n".join([*made, *tasks(budgets), *plain_english(figures), *outliers(figures)]) + "\n"
 
 
 def tasks(budgets: list[Row]) -> list[str]:
-    """A table of budgets.csv: a row a budget and rule, a column a model, the mean over the tasks of the score over f16's."""
+    """A table of budgets.csv: a row a budget and rule, a column a model, scores over f16's. Our questions score alike in TextVQA's
+    and VizWiz's form, so one of them is shown."""
     scores = {(row["model"], row["spec"], row["metric"]): float(row["value"]) for row in budgets}
     models = list(dict.fromkeys(row["model"] for row in budgets))
     specs = [spec for spec in dict.fromkeys(row["spec"] for row in budgets) if spec != "f16"]
@@ -198,9 +230,12 @@ def tasks(budgets: list[Row]) -> list[str]:
         "",
         "## Four tasks at four budgets",
         "",
-        "The mean over questions in the form of DocVQA, ChartQA, TextVQA and VizWiz, 200 of each, of the score over f16's, in percent",
-        "(`tools/eval/budgets.py`). `snapkv`, `pyramidkv` and `mixkv` keep the last 64 tokens whatever the budget: of smol-internvl's",
-        "274 tokens a prompt that is more than 20 %, so only they stay.",
+        "Scores over f16's in percent, of `tools/eval/budgets.py`: 200 questions about pages in the form of DocVQA, the same in that of",
+        "ChartQA, and 200 about scenes in that of TextVQA; in VizWiz's form the last score the same. Nothing is calibrated.",
+        "[data/budgets.csv](../data/budgets.csv) has devices and commits.",
+        "",
+        "`snapkv`, `pyramidkv` and `mixkv` always keep their window, the last 64 tokens: about 11 % of pocket-llava's prompts, 19 % of",
+        "pocket-internvl's, and 23 % of the others'. Smaller budgets change nothing there, and the score is what the window alone gives.",
         "",
         f"| kept | rule | {' | '.join(models)} |",
         "|---" * (2 + len(models)) + "|",
@@ -209,9 +244,8 @@ def tasks(budgets: list[Row]) -> list[str]:
     for rule, keep in sorted(shares, key=lambda pair: (-float(pair[1]), rank[pair[0]])):
         cells = []
         for model in models:
-            found = [(value, scores[of, "f16", metric]) for (of, spec, metric), value in scores.items()
-                     if of == model and spec == f"{rule},keep={keep}"]  # fmt: skip
-            cells.append(f"{100 * sum(value / plain for value, plain in found) / len(found):.1f}" if found else "")
+            found = [scores.get((model, f"{rule},keep={keep}", metric), 0) / scores[model, "f16", metric] for metric in SHOWN_TASKS]
+            cells.append(" / ".join(f"{100 * share:.1f}" for share in found) if any(found) else "")
         lines.append(f"| {100 * float(keep):g} % | `{rule}` | {' | '.join(cells)} |")
     return lines if budgets else []
 
@@ -227,8 +261,9 @@ def plain_english(figures: list[Row]) -> list[str]:
         "",
         "## Plain English",
         "",
-        "SmolLM2-135M as published on 200 prompts of Debian's own pages (`tools/real/prompts.py`), teacher-forced: stored bits, KL in",
-        "nats a token with its 95 % interval, and how often the likeliest token stays. Policies of images alone leave text as it is.",
+        "SmolLM2-135M-Instruct (4-bit weights, dequantized) on 200 prompts of the licences that every Debian has",
+        "(`tools/real/prompts.py`), teacher-forced: stored bits, KL in nats a token with its 95 % interval, and how often the likeliest",
+        "token stays. Policies of images alone leave text as it is.",
         "",
         "| `--kv` | stored bits | KL | interval | top-1 |",
         "|---" * 5 + "|",
@@ -250,7 +285,7 @@ def outliers(figures: list[Row]) -> list[str]:
         "## Outlier channels",
         "",
         "The mean magnitude of a layer's largest channel over that of its median one (`vlm-kv values`): the median layer, and the least",
-        "and the greatest. smollm2 is SmolLM2-135M as published, over plain English.",
+        "and the greatest. smollm2 is SmolLM2-135M-Instruct without adapters, over plain English.",
         "",
         f"| model | {' | '.join(name for name, _ in kinds)} |",
         "|---" * (1 + len(kinds)) + "|",
