@@ -217,7 +217,7 @@ NEEDS = (  # of the README's table
     ("a quarter of the memory", "int4"),
     ("a fifth of the memory", "kivi,residual=32"),
     ("an eighth of the memory, many sequences", CALIBQUANT[2]),
-    ("long prompts where some tokens may go (lossy; equal budgets, `uniform`, are better on real weights)", "prefixkv,keep=0.5 + int4"),
+    ("long prompts where some tokens may go (lossy) †", "prefixkv,keep=0.5 + int4"),
     ("most sequences, answers may change (lossy)", "calibquant"),
 )
 
