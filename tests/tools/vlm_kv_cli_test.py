@@ -290,6 +290,14 @@ class VlmKv(unittest.TestCase):
                       run("explain", "prefixkv", *LLAVA).stdout)
         self.assertFalse(self.explain("streaming", *LLAVA)["even_attention"])
 
+    def test_explain_says_where_more_is_kept_than_asked(self):
+        """SnapKV's window of 64 tokens, at a tenth of 274."""
+        prompt = ("-m", "pocket-qwen", "--tokens", 274, "--visual", 256)
+        said = "keep=0.1 asks for 27.4 tokens per layer; the rest is always kept (vlm-kv list snapkv)"
+        self.assertIn(said, run("explain", "snapkv,keep=0.1", *prompt).stdout)
+        for spec in ("snapkv,keep=0.1,window=8", "snapkv,keep=0.5", "tgv,keep=0.1", "prefixkv,keep=0.1 + int4", "snapkv"):
+            self.assertNotIn("asks for", run("explain", spec, *prompt).stdout, spec)
+
     def test_explain_reads_no_weights(self):
         with tempfile.TemporaryDirectory(prefix="kvlm-kv-") as folder:
             Path(folder, "config.json").write_bytes((MODEL / "config.json").read_bytes())

@@ -11,6 +11,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
+#include "kvcache/spec/registry.h"
 #include "runtime/policy_profile.h"
 #include "runtime/spec_file.h"
 #include "tools/common/model_shape.h"
@@ -57,6 +58,19 @@ bool alike(const Estimate& made, size_t a, size_t b) {
   });
 }
 
+/// Says where a rule keeps more than keep= asks for, such as a window longer than the budget.
+void print_floor(const CacheSpec& spec, int tokens, double kept) {
+  for (const SpecPart& part : spec.parts) {
+    const std::string* keep = find_retention(part.name) != nullptr ? part.find("keep") : nullptr;
+    if (keep == nullptr) continue;
+    const double asked = std::stod(*keep) * tokens;
+    if (kept <= 1.1 * asked + 2) continue;  // rounded to whole tokens
+    fmt::print(
+        "keep={} asks for {:.1f} tokens per layer; the rest is always kept (vlm-kv list {})\n",
+        *keep, asked, part.name);
+  }
+}
+
 void print_table(const ExplainOptions& options, const CacheSpec& spec, const CacheShape& shape,
                  const Estimate& made) {
   const size_t total = made.parts.total();
@@ -69,6 +83,7 @@ void print_table(const ExplainOptions& options, const CacheSpec& spec, const Cac
   fmt::print(
       "{:.3f} stored bits per element of the prompt ({:.3f} nominal), {:.1f} tokens per layer\n",
       made.stored_bits, made.nominal_bits, made.slots);
+  print_floor(spec, options.prompt.tokens, made.slots);
   if (made.even_attention) {
     fmt::print(
         "token counts assume that all tokens get equal attention; with a real prompt they depend "
