@@ -73,7 +73,7 @@ class Tables(WithModel):
         self.assertEqual(*profiles)
 
     def test_a_part_that_fails_is_named(self):
-        answer = self.run_script(*PART, "--model", "pocket-nobody")
+        answer = self.run_script(*PART, "--no-report", "--model", "pocket-nobody")
         self.assert_refused(answer, "coco.py failed", "start the same command again")
         self.assertIn("pocket-nobody", answer[2])
 

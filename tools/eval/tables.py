@@ -14,7 +14,6 @@ pycocoevalcap, then --merge --report on one that has them: no model runs again.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from models import ROOT
 from runs import slug
 from scorers import PACKAGE
 from shards import shard_of
+from significance import import_numpy
 
 POCKET = ROOT / "tools" / "pocket"
 MODELS = ("pocket-llava", "pocket-internvl", "pocket-qwen")
@@ -197,11 +197,8 @@ def main() -> int:
             f"this is one of {shard_of(os.environ).count} tasks by its environment, and tables.py makes one page; start it once, "
             "and other parts at the same time by --model and --set"
         )
-    if options.report and importlib.util.find_spec("numpy") is None:
-        raise EvaluationError(
-            "the page needs numpy, which this Python has not; install it (Debian: python3-numpy), or give --no-report, and make the page "
-            "with --merge where it is"
-        )
+    if options.report:
+        import_numpy()  # which the page needs, before hours of answers
     for model in options.model or MODELS:
         for name in options.set or PARTS:
             folder = options.out / f"{slug(Path(model).name)}-{name}"
