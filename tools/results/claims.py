@@ -51,7 +51,7 @@ def of_report(path: Path) -> list[Row]:
     if not path.is_file():
         raise ValueError(f"{path} is no file; expected claims.csv of a report, which tools/real/verdicts.sh makes")
     rows = read(path)
-    if rows and (missing := {"model", *KEPT} - rows[0].keys()):
+    if rows and (missing := {"model", "protocol", *KEPT} - rows[0].keys()):
         raise ValueError(f"{path} has no column {sorted(missing)[0]}; expected claims.csv of a report")
     models: dict[str, set[str]] = {}
     for row in rows:
