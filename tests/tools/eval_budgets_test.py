@@ -46,6 +46,13 @@ class Run(WithModel):
         self.assertEqual(self.run_well(*COMMAND), out)
         self.assertEqual({path: path.read_bytes() for path in self.folder.rglob("answers.jsonl")}, answers)
 
+    def test_answers_of_one_token(self):
+        """Fidelity compares from a text's second token on: an answer alone has none."""
+        status, _, err = self.run_script(*COMMAND, "--fidelity", 2, "--model", "pocket-qwen")
+        self.assertEqual(status, 1, err)
+        self.assertIn("; --fidelity 0 scores answers without this comparison", err)
+        self.assertIn("budgets.py: textvqa failed", err)
+
     def test_a_set_of_one_s_own(self):
         data = json.loads((HELDOUT / "documents_heldout.json").read_text())["data"][:1]
         rows = [{"imgname": row["image"], "query": row["question"], "label": row["answers"][0]} for row in data]

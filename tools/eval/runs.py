@@ -449,7 +449,10 @@ class Folder:
                 "--device", self.plan.device, *protocol.flags, *self._threads(),
             ]  # fmt: skip
             arguments += ["--kv-profile", str(profile)] if profile else []
-            rows = self.programs.run("vlm-kv", arguments, locks=tuple(self._locks)).splitlines()
+            try:
+                rows = self.programs.run("vlm-kv", arguments, locks=tuple(self._locks)).splitlines()
+            except EvaluationError as error:
+                raise EvaluationError(f"{error}; --fidelity 0 scores answers without this comparison") from error
             if len(rows) != len(missing):
                 raise EvaluationError(f"vlm-kv gave {len(rows)} rows for {len(missing)} specs ({shlex.join(arguments)})")
             for spec, row in zip(missing, rows):
