@@ -233,7 +233,8 @@ const RetentionEntry tgv{
     {.name = "tgv",
      .kind = PartKind::kRetention,
      .source = "TGV-KV",
-     .stores = "the text, and the visual tokens that important words after the images attend to",
+     .stores = "the text, as far as it fits, and the visual tokens that important words after the "
+               "images attend to",
      .composes =
          "any quantizer; share=codes and xquant (the layers of a pair keep the same tokens)",
      .options = kOptions,
