@@ -6,12 +6,13 @@
 #   tools/real/verdicts.sh out "NVIDIA H200" --device cuda --jobs 8 --batch-size 100
 #
 # Makes the model first (tools/real/get.sh, which needs PyPI once). Start it again to continue where it ended. On two H200s,
-# one for each set (--set, at the same time), the answers took 12 minutes.
+# one for each set (--set, at the same time), the answers took 12 minutes; jobs share a GPU faster under NVIDIA's MPS, which
+# `nvidia-cuda-mps-control -d` starts.
 set -euo pipefail
 
 usage="usage: tools/real/verdicts.sh OUT DEVICE-NAME [option of tools/eval/tables.py ...]"
 if [[ ${1-} == -h || ${1-} == --help ]]; then
-  sed -n '2,9s/^# \{0,1\}//p' "$0"
+  sed -n '2,10s/^# \{0,1\}//p' "$0"
   exit 0
 fi
 if [[ $# -lt 2 || $1 == -* || $2 == -* ]]; then
