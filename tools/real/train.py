@@ -1,7 +1,7 @@
 """Trains what joins the two halves of smol-internvl: the projector, and adapters (LoRA) of decoder and tower.
 
-    python3 train.py --out ADAPTERS --seconds 780                      # ranks 16 and 16, as tools/real/adapters
-    python3 train.py --out ADAPTERS --rank 8 --tower-rank 0 --text TEXT.jsonl
+    python3 train.py --out ADAPTERS                      # as tools/real/adapters
+    python3 train.py --out ADAPTERS --text TEXT.jsonl
     python3 convert.py --packages build/real/packages --adapters ADAPTERS --out FOLDER
 
 The data are the drawn pages of tools/pocket, and so is most of the code: data, forward pass, linear heads on the tower's
