@@ -86,8 +86,9 @@ std::vector<int> divided(std::span<const double> wanted, std::span<const int> si
   return rows;
 }
 
-/// Keeps the text, and the visual tokens that important words of the question attend to. With A
-/// the attention averaged over heads, and i, p over the text after the last image:
+/// Keeps the text, as far as it fits, and the visual tokens that important words of the question
+/// attend to. With A the attention averaged over heads, and i, p over the text after the last
+/// image:
 ///
 ///   w_i   = mean of A_pi over the p >= i         what the rest of the question sees in a word
 ///   TWR_j = sum of w_i A_ij                      score of visual token j

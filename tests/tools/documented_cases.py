@@ -477,7 +477,7 @@ RULES = [
     (r"(for .*)?python3 evaluate\.py .*", _elsewhere(_TORCH)),
     (r"python3 tools/real/(parity|sample|train)\.py.*", _elsewhere(_TORCH)),
     (r"vlm-kv .* build/real/.*", _elsewhere("needs build/real, which tools/real/get.sh makes of downloads")),
-    (r"python3 tools/real/convert\.py .*", _elsewhere("needs packages of weights; real_test.py tests its functions")),
+    (r"build/real-venv/bin/python3 tools/real/convert\.py .*", _elsewhere("needs packages of weights; real_test.py tests its functions")),
     (r"KVLM_TEST_DEVICE=cuda .*|cuda_tests .*", _elsewhere("needs a GPU")),
     (r"(python3 )?tests/tools/[a-z_]+_test\.py", _elsewhere(_OTHER_TEST)),
     (r"[a-z]+_tests .*", _elsewhere(_OTHER_TEST)),

@@ -47,10 +47,11 @@ class Run(WithModel):
         self.assertEqual({path: path.read_bytes() for path in self.folder.rglob("answers.jsonl")}, answers)
 
     def test_answers_of_one_token(self):
-        """Fidelity compares from a text's second token on: an answer alone has none."""
+        """Fidelity starts at a text's second token, so answers of one token have none."""
         status, _, err = self.run_script(*COMMAND, "--fidelity", 2, "--model", "pocket-qwen")
         self.assertEqual(status, 1, err)
-        self.assertIn("; --fidelity 0 scores answers without this comparison", err)
+        self.assertIn("nothing was compared: every text has one token", err)
+        self.assertIn("; --fidelity 0 leaves out KL, top-1 and stored bits", err)
         self.assertIn("budgets.py: textvqa failed", err)
 
     def test_a_set_of_one_s_own(self):

@@ -452,7 +452,7 @@ class Folder:
             try:
                 rows = self.programs.run("vlm-kv", arguments, locks=tuple(self._locks)).splitlines()
             except EvaluationError as error:
-                raise EvaluationError(f"{error}; --fidelity 0 scores answers without this comparison") from error
+                raise EvaluationError(f"{error}; --fidelity 0 leaves out KL, top-1 and stored bits") from error
             if len(rows) != len(missing):
                 raise EvaluationError(f"vlm-kv gave {len(rows)} rows for {len(missing)} specs ({shlex.join(arguments)})")
             for spec, row in zip(missing, rows):

@@ -3,7 +3,7 @@
     python3 sample.py --count 2000 >text.jsonl
 
 Sampled at temperature 1 from the opening of a user's turn alone, so neither a corpus nor a list of questions is needed. The same
-seed gives the same texts on the same device. Needs torch and transformers, and smollm2 as get.sh makes it.
+options give the same texts on the same device. Needs torch and transformers, and smollm2 as get.sh makes it.
 """
 
 from __future__ import annotations

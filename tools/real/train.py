@@ -1,7 +1,7 @@
 """Trains what joins the two halves of smol-internvl: the projector, and adapters (LoRA) of decoder and tower.
 
-    python3 train.py --out ADAPTERS                      # as tools/real/adapters
-    python3 train.py --out ADAPTERS --text TEXT.jsonl
+    python3 train.py --out ADAPTERS                      # ranks and time of tools/real/adapters
+    python3 train.py --out ADAPTERS --text TEXT.jsonl    # keeps the decoder's plain English, too
     python3 convert.py --packages build/real/packages --adapters ADAPTERS --out FOLDER
 
 The data are the drawn pages of tools/pocket, and so is most of the code: data, forward pass, linear heads on the tower's

@@ -6,8 +6,8 @@
 #   tools/real/verdicts.sh out "NVIDIA H200" --device cuda --jobs 8 --batch-size 100
 #
 # Makes the model first (tools/real/get.sh, which needs PyPI once). Start it again to continue where it ended. On two H200s,
-# one for each set (--set, at the same time), the answers took 12 minutes; jobs share a GPU faster under NVIDIA's MPS, which
-# `nvidia-cuda-mps-control -d` starts.
+# one for each set (--set, at the same time), the answers took 12 minutes. NVIDIA's MPS lets jobs share a GPU faster
+# (docs/evaluation.md, "Hours and memory").
 set -euo pipefail
 
 usage="usage: tools/real/verdicts.sh OUT DEVICE-NAME [option of tools/eval/tables.py ...]"
