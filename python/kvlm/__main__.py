@@ -31,7 +31,7 @@ def main() -> int:
         sys.path.insert(0, os.path.dirname(os.path.abspath(file)))  # as Python does for a script
         runpy.run_path(file)
     sys.stdout.flush()
-    return _core.run_program([asked.program, *asked.arguments])
+    return _core.run_program([asked.program, *asked.arguments], asked.rules)
 
 
 if __name__ == "__main__":

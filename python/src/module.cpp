@@ -181,14 +181,15 @@ std::string info_of(const Engine& engine) {
 }
 
 /// vlm-run or vlm-kv in this process, whose rules they know. Returns the exit status.
-int run_program_of(const std::vector<std::string>& words) {
+///   files  made the rules
+int run_program_of(const std::vector<std::string>& words, const std::vector<std::string>& files) {
   std::vector<std::string> kept = words;
   std::vector<char*> argv;
   for (std::string& word : kept) argv.push_back(word.data());
   argv.push_back(nullptr);
   const int argc = static_cast<int>(kept.size());
   const ReleasedGil release;
-  return kept.at(0) == "vlm-kv" ? vlm_kv(argc, argv.data()) : vlm_run(argc, argv.data(), {});
+  return kept.at(0) == "vlm-kv" ? vlm_kv(argc, argv.data()) : vlm_run(argc, argv.data(), {}, files);
 }
 
 }  // namespace
@@ -353,7 +354,7 @@ NB_MODULE(_core, m) {
         return parse_bytes(name.c_str(), text);
       },
       "name"_a, "text"_a);
-  m.def("run_program", &run_program_of, "words"_a);
+  m.def("run_program", &run_program_of, "words"_a, "files"_a);
   m.def("version", &version_line);
   m.def("settle", &settle);
 }

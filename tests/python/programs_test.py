@@ -55,6 +55,21 @@ class Programs(unittest.TestCase):
         program = json.loads(subprocess.run([RUN, *words, "--kv", "knorm,keep=0.3 + int4"], capture_output=True, check=True, text=True).stdout)
         self.assertEqual(json.loads(mine.stdout)["tokens"], program["tokens"])
 
+    def test_a_batch_goes_on_with_the_same_rules_alone(self):
+        batch = self.folder / "two.jsonl"
+        batch.write_text("".join(json.dumps({"id": str(n), "image": str(scene(n))}) + "\n" for n in (1, 2)))
+        words = ["vlm-run", "-q", "-m", "pocket", "--device", "cpu", "--batch", batch, "--out", self.folder / "out.jsonl", "--max-tokens", 4, "--kv"]
+        self.assertEqual(self.start(*words, "mine,keep=0.3").returncode, 0)
+        self.assertEqual(self.start(*words, "mine,keep=0.3").returncode, 0)
+        self.rules.write_text(POLICIES.replace("-numpy", "numpy"))
+        changed = self.start(*words, "mine,keep=0.3")
+        self.assertEqual(changed.returncode, 2, changed.stderr)
+        self.assertRegex(changed.stderr, r"--rules \S*my\.py \(of content \w+\), but this run has --rules")
+        words[words.index(self.folder / "out.jsonl")] = self.folder / "plain.jsonl"
+        self.assertEqual(self.start(*words, "int4").returncode, 0)
+        self.rules.write_text(POLICIES)
+        self.assertEqual(self.start(*words, "int4").returncode, 0, "int4 is none of the rules")
+
     def test_it_is_listed(self):
         self.assertIn("source    Python", self.start("vlm-kv", "list", "mine").stdout)
         self.assertIn("simulated quantizer", self.start("vlm-kv", "list", "same").stdout)

@@ -44,6 +44,7 @@ struct RunOptions {
   Shard shard;                         ///< of the batch
   bool shard_told = false;             ///< by the environment, not by --shard
   std::optional<size_t> kv_memory;
+  std::vector<std::string> policy_files;  ///< made the policies in Python that --kv may name
 };
 
 /// Parses the command line. Returns the exit status if the program is done (--help, --version,

@@ -35,6 +35,17 @@ Json profile_flag(const std::string& path) {
   return {{"file", brief(path)}, {"hash", hash_of(profile_text(read_profile(path)))}};
 }
 
+/// The files of policies in Python by their names, and by the hash of what they say.
+Json policies_flag(const std::vector<std::string>& files) {
+  std::string names;
+  std::string hashes;
+  for (const std::string& file : files) {
+    names += (names.empty() ? "" : ", ") + file;
+    hashes += content_hash(file) + "\n";
+  }
+  return {{"file", brief(names)}, {"hash", hash_of(hashes)}};
+}
+
 /// Whether a flag decided the same; of a file an earlier version wrote the name only.
 bool same_flag(const Json& before, const Json& now) {
   if (!now.is_object()) return before == now;
@@ -93,9 +104,12 @@ BatchSettings batch_settings(const RunOptions& options) {
   put("repeat_penalty", options.repeat_penalty.value_or(0), options.repeat_penalty.has_value());
   put("seed", options.seed, options.seed != 0);
   put("stop", options.stop, !options.stop.empty());
+  const std::string spec = canonical(read_spec(session.kv));
+  if (spec.find("python:") != std::string::npos)
+    flags["rules"] = policies_flag(options.policy_files);
   // As it is read back: bytes that are not UTF-8 are written as U+FFFD.
-  return {Json::parse(json_line(session.model)).get<std::string>(),
-          canonical(read_spec(session.kv)), Json::parse(json_line(flags))};
+  return {Json::parse(json_line(session.model)).get<std::string>(), spec,
+          Json::parse(json_line(flags))};
 }
 
 std::optional<std::string> difference(const BatchSettings& earlier, const BatchSettings& now) {

@@ -107,8 +107,9 @@ void tell_unread_input(const RunOptions& options) {
       "</dev/null to leave it\n");
 }
 
-int run(int argc, char** argv, const RunChat& chat) {
+int run(int argc, char** argv, const RunChat& chat, const std::vector<std::string>& policy_files) {
   RunOptions options;
+  options.policy_files = policy_files;
   if (const auto status = parse_options(argc, argv, options)) return *status;
   catch_interrupts();
   if (!options.save_weights.empty()) {
@@ -153,8 +154,9 @@ int run(int argc, char** argv, const RunChat& chat) {
 
 }  // namespace
 
-int vlm_run(int argc, char** argv, const RunChat& chat) {
-  return run_program("vlm-run", [&] { return run(argc, argv, chat); });
+int vlm_run(int argc, char** argv, const RunChat& chat,
+            const std::vector<std::string>& policy_files) {
+  return run_program("vlm-run", [&] { return run(argc, argv, chat, policy_files); });
 }
 
 }  // namespace kvlm

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "tools/common/progress.h"
@@ -16,6 +17,8 @@ using RunChat = std::function<int(const RunOptions&, Session&, std::vector<OpenP
                                   TerminalWatch&)>;
 
 /// The program vlm-run. Returns its exit status.
-int vlm_run(int argc, char** argv, const RunChat& chat);
+///   policy_files  made the policies in Python that --kv may name
+int vlm_run(int argc, char** argv, const RunChat& chat,
+            const std::vector<std::string>& policy_files = {});
 
 }  // namespace kvlm
