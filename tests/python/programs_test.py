@@ -61,6 +61,8 @@ class Programs(unittest.TestCase):
         words = ["vlm-run", "-q", "-m", "pocket", "--device", "cpu", "--batch", batch, "--out", self.folder / "out.jsonl", "--max-tokens", 4, "--kv"]
         self.assertEqual(self.start(*words, "mine,keep=0.3").returncode, 0)
         self.assertEqual(self.start(*words, "mine,keep=0.3").returncode, 0)
+        settings = json.loads((self.folder / "out.jsonl").read_text().splitlines()[0])["settings"]
+        self.assertEqual(settings["rules"].keys(), {"file", "hash"})
         self.rules.write_text(POLICIES.replace("-numpy", "numpy"))
         changed = self.start(*words, "mine,keep=0.3")
         self.assertEqual(changed.returncode, 2, changed.stderr)

@@ -3,7 +3,7 @@
 
 Each section of the page is compared with what RUNS of that name print: a field that is printed and on no row fails, and so
 does a row that nothing prints. A row says what it is of: `spread` and `range` stand for the fields of repeated runs, `object`
-for fields that are named elsewhere, "Sometimes: on a GPU" for what a machine without one does not print.
+for fields that are named elsewhere, "on a GPU" and "policies in Python" for what these programs do not print without them.
 
 KVLM_BUILD is the build folder. Standard library only.
 """
@@ -89,16 +89,16 @@ def sections(text):
 
 
 def expanded(rows):
-    """Paths of all fields; of a GPU alone; of objects whose fields are not looked at."""
-    paths, of_gpu, objects = {}, set(), set()
+    """Paths of all fields; of a GPU or of policies in Python alone; of objects whose fields are not looked at."""
+    paths, elsewhere, objects = {}, set(), set()
     for name, (kind, meaning) in rows.items():
         for path in [f"{name}.{part}" for part in SPREADS[kind]] if kind in SPREADS else [name]:
             paths[path] = kind if kind not in SPREADS else "number" if not path.endswith(".unit") else "string"
             if kind == "object":
                 objects.add(path)
-            if "on a GPU" in meaning:
-                of_gpu.add(path)
-    return paths, of_gpu, objects
+            if "on a GPU" in meaning or "policies in Python" in meaning:
+                elsewhere.add(path)
+    return paths, elsewhere, objects
 
 
 def leaves(value, path, objects):
@@ -123,7 +123,7 @@ def objects_in(values):
 
 def faults(name, rows, printed):
     """What the page lacks, and what it has that none of the objects has."""
-    paths, of_gpu, objects = expanded(rows)
+    paths, elsewhere, objects = expanded(rows)
     paths = {path.removesuffix("[]"): kind for path, kind in paths.items()}
     seen = {}
     for value in printed:
@@ -131,7 +131,7 @@ def faults(name, rows, printed):
             seen.setdefault(path, leaf)
     for path in sorted(seen.keys() - paths.keys()):
         yield f"{name}: `{path}` is printed and on no row of the page"
-    for path in sorted(paths.keys() - seen.keys() - of_gpu):
+    for path in sorted(paths.keys() - seen.keys() - elsewhere):
         yield f"{name}: `{path}` is a row of the page and printed by none of its runs"
     for path in sorted(seen.keys() & paths.keys()):
         kinds = [TYPES[kind] for kind in paths[path].split(" or ") if kind in TYPES]
